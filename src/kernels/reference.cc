@@ -1,0 +1,295 @@
+// The oracle of the kernel tests: every function of the table as its formula, in scalar code, sums
+// in double. It is also what CPUs run that have no compiled SIMD target.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/fp16.h"
+#include "codec/page_plan.h"
+#include "kernels/kernels.h"
+
+namespace palu {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+// Widths of the planes of a channel of `bits` bits, in storage order; returns their number.
+int PlaneWidths(int bits, int widths[4]) {
+  int n = 0;
+  for (int width = 8; width > 0; width /= 2) {
+    if (bits & width) widths[n++] = width;
+  }
+  return n;
+}
+
+// Code of token `t` (0..31) of a channel whose block starts at `codes`.
+int ReadCode(const uint8_t* codes, int bits, int t) {
+  int widths[4];
+  const int n = PlaneWidths(bits, widths);
+  int code = 0, low = 0;
+  for (int i = 0; i < n; ++i) {
+    const int p = widths[i];
+    const int field = (codes[t % (4 * p)] >> (p * (t / (4 * p)))) & ((1 << p) - 1);
+    code |= field << low;
+    low += p;
+    codes += 4 * p;
+  }
+  return code;
+}
+
+// ORs the code of token `t` into a channel's block, which starts as zeros.
+void WriteCode(uint8_t* codes, int bits, int t, int code) {
+  int widths[4];
+  const int n = PlaneWidths(bits, widths);
+  for (int i = 0; i < n; ++i) {
+    const int p = widths[i];
+    codes[t % (4 * p)] |= static_cast<uint8_t>((code & ((1 << p) - 1)) << (p * (t / (4 * p))));
+    code >>= p;
+    codes += 4 * p;
+  }
+}
+
+template <typename T>
+T Load(const uint8_t* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+template <typename T>
+void Store(uint8_t* to, T value) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
+// value = a * level + z for the tokens of `group`.
+struct Affine {
+  float a, z;
+};
+
+Affine ReadScale(const PagePlan& plan, const uint8_t* page, int group, int channel) {
+  const uint8_t* scales = page + plan.code_bytes();
+  const int i = group * plan.rank + channel;
+  Affine affine;
+  if (plan.scales == ScaleFormat::kMinMax) {
+    const uint8_t* zeros = scales + 2 * plan.groups() * plan.rank;
+    affine.a = F16ToF32(Load<uint16_t>(scales + 2 * i));
+    affine.z = F16ToF32(Load<uint16_t>(zeros + 2 * i)) + affine.a * 0.5f;
+  } else {
+    affine.a = Log8Value(scales[i]) * plan.unit[channel];
+    affine.z = affine.a * plan.half[channel];
+  }
+  return affine;
+}
+
+int Level(const PagePlan& plan, int bits, int code) {
+  if (plan.scales == ScaleFormat::kLog8 && bits <= 4) return LloydMaxLevels(bits)[code];
+  return code - (1 << (bits - 1));
+}
+
+// Latent of `channel` for token `t` of the page (0..page_tokens - 1).
+float Decode(const PagePlan& plan, const uint8_t* page, int channel, int t) {
+  const int bits = plan.bits[channel], in_block = t % kBlockTokens;
+  const uint8_t* codes =
+      page + static_cast<size_t>(t / kBlockTokens) * plan.block_bytes + plan.code_offset[channel];
+  if (bits == 16) return F16ToF32(Load<uint16_t>(codes + 2 * in_block));
+  if (bits == 32) return Load<float>(codes + 4 * in_block);
+  const Affine affine = ReadScale(plan, page, t / plan.group_size, channel);
+  return affine.a * static_cast<float>(Level(plan, bits, ReadCode(codes, bits, in_block))) +
+         affine.z;
+}
+
+void Score(const ScoreArgs& args) {
+  const PagePlan& plan = *args.run.plan;
+  for (int i = 0; i < args.rows; ++i) {
+    for (int t = 0; t < args.run.n_pages * plan.page_tokens; ++t) {
+      const uint8_t* page = args.run.pages[t / plan.page_tokens];
+      double sum = 0;
+      for (int c = 0; c < plan.rank; ++c) {
+        sum += static_cast<double>(args.q[i * args.q_stride + c]) *
+               Decode(plan, page, c, t % plan.page_tokens);
+      }
+      args.out[i * args.out_stride + t] = static_cast<float>(sum);
+    }
+  }
+}
+
+void Accumulate(const AccumulateArgs& args) {
+  const PagePlan& plan = *args.run.plan;
+  for (int i = 0; i < args.rows; ++i) {
+    for (int c = 0; c < plan.rank; ++c) {
+      double sum = args.acc[i * args.acc_stride + c];
+      for (int t = 0; t < args.run.n_pages * plan.page_tokens; ++t) {
+        const uint8_t* page = args.run.pages[t / plan.page_tokens];
+        sum += static_cast<double>(args.p[i * args.p_stride + t]) *
+               Decode(plan, page, c, t % plan.page_tokens);
+      }
+      args.acc[i * args.acc_stride + c] = static_cast<float>(sum);
+    }
+  }
+}
+
+void DecodeBlock(const PagePlan& plan, const uint8_t* page, int block, float* out) {
+  for (int c = 0; c < plan.rank; ++c) {
+    for (int t = 0; t < kBlockTokens; ++t) {
+      out[c * kBlockTokens + t] = Decode(plan, page, c, block * kBlockTokens + t);
+    }
+  }
+}
+
+void DecodeBlockTokens(const PagePlan& plan, const uint8_t* page, int block, float* out,
+                       int64_t out_stride) {
+  for (int t = 0; t < kBlockTokens; ++t) {
+    for (int c = 0; c < plan.rank; ++c) {
+      out[t * out_stride + c] = Decode(plan, page, c, block * kBlockTokens + t);
+    }
+  }
+}
+
+// --- encode ---
+
+// Latents reach sqrt(head_dim) times the fp16 range of K and V; their scales stay finite.
+uint16_t SaturatedF16(float x) { return F32ToF16(std::clamp(x, -kMaxF16, kMaxF16)); }
+
+// Root mean square of n values (a multiple of 8). The order of the sum is part of the format's
+// definition: eight partial sums, then those in order, so that every implementation gets the same
+// scale.
+float RootMeanSquare(const float* x, int n) {
+  double partial[8] = {};
+  for (int i = 0; i < n; ++i) partial[i % 8] += static_cast<double>(x[i]) * x[i];
+  double sum = 0;
+  for (const double s : partial) sum += s;
+  return static_cast<float>(std::sqrt(sum / n));
+}
+
+// Writes the scale (and zero) of one channel and group, and returns step and offset such that the
+// code of x is the nearest to (x - offset) / step, before the mapping from levels to codes. As
+// stored, that is, after rounding.
+Affine WriteScale(const PagePlan& plan, const float* x, int group, int channel, uint8_t* page) {
+  uint8_t* scales = page + plan.code_bytes();
+  const int i = group * plan.rank + channel, n = plan.group_size;
+  if (plan.scales == ScaleFormat::kMinMax) {
+    const auto [min, max] = std::minmax_element(x, x + n);
+    const float steps = static_cast<float>((1 << plan.bits[channel]) - 1);
+    const uint16_t scale = SaturatedF16((*max - *min) / steps);
+    const uint16_t zero = SaturatedF16(*min * 0.5f + *max * 0.5f);
+    Store(scales + 2 * i, scale);
+    Store(scales + 2 * (plan.groups() * plan.rank + i), zero);
+    return {F16ToF32(scale), F16ToF32(zero)};
+  }
+  const uint8_t scale = Log8FromFloat(RootMeanSquare(x, n));
+  scales[i] = scale;
+  return {Log8Value(scale) * plan.unit[channel], 0.0f};
+}
+
+int NearestCode(const PagePlan& plan, int bits, const Affine& affine, float x) {
+  // A group without range has only one value: the middle code, times zero.
+  const float y = affine.a == 0 ? 0.0f : (x - affine.z) / affine.a;
+  const int last = (1 << bits) - 1;
+  if (plan.scales == ScaleFormat::kLog8 && bits <= 4) {
+    const auto& levels = LloydMaxLevels(bits);
+    int code = 0;
+    while (code < last && y > 0.5f * static_cast<float>(levels[code] + levels[code + 1])) ++code;
+    return code;
+  }
+  const float middle = 0.5f * static_cast<float>(last);
+  return static_cast<int>(std::clamp(std::nearbyint(y + middle), 0.0f, static_cast<float>(last)));
+}
+
+void EncodePage(const PagePlan& plan, const float* x, int64_t x_stride, uint8_t* page) {
+  std::memset(page, 0, plan.page_bytes());
+  for (int c = 0; c < plan.rank; ++c) {
+    const float* latents = x + c * x_stride;
+    const int bits = plan.bits[c];
+    Affine affine{};
+    for (int t = 0; t < plan.page_tokens; ++t) {
+      if (!plan.raw && t % plan.group_size == 0) {
+        affine = WriteScale(plan, latents + t, t / plan.group_size, c, page);
+      }
+      const int in_block = t % kBlockTokens;
+      uint8_t* codes =
+          page + static_cast<size_t>(t / kBlockTokens) * plan.block_bytes + plan.code_offset[c];
+      if (bits == 16) {
+        Store(codes + 2 * in_block, F32ToF16(latents[t]));
+      } else if (bits == 32) {
+        Store(codes + 4 * in_block, latents[t]);
+      } else {
+        WriteCode(codes, bits, in_block, NearestCode(plan, bits, affine, latents[t]));
+      }
+    }
+  }
+}
+
+// --- matrices and vectors ---
+
+void Gemm(const GemmArgs& args) {
+  for (int i = 0; i < args.m; ++i) {
+    for (int j = 0; j < args.n; ++j) {
+      float& c = args.c[i * args.ldc + j];
+      double sum = args.accumulate ? c : 0.0;
+      for (int l = 0; l < args.k; ++l) {
+        sum += static_cast<double>(args.a[i * args.lda + l]) * args.b[l * args.ldb + j];
+      }
+      c = static_cast<float>(sum);
+    }
+  }
+}
+
+float ExpSum(float* x, int64_t n, float max) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    x[i] = static_cast<float>(std::exp(static_cast<double>(x[i]) - max));
+    sum += x[i];
+  }
+  return static_cast<float>(sum);
+}
+
+float Max(const float* x, int64_t n) {
+  float max = -kInf;
+  for (int64_t i = 0; i < n; ++i) max = std::max(max, x[i]);
+  return max;
+}
+
+void SoftCap(float* x, int64_t n, float cap) {
+  for (int64_t i = 0; i < n; ++i) {
+    x[i] = static_cast<float>(cap * std::tanh(static_cast<double>(x[i]) / cap));
+  }
+}
+
+void F16ToF32Array(const uint16_t* x, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = F16ToF32(x[i]);
+}
+
+void F32ToF16Array(const float* x, uint16_t* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = F32ToF16(x[i]);
+}
+
+int64_t FindBad(const float* x, int64_t n, float limit) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (!(std::fabs(x[i]) <= limit)) return i;
+  }
+  return -1;
+}
+
+}  // namespace
+
+const KernelTable& Reference() {
+  static constexpr KernelTable kTable = {
+      .name = "reference",
+      .score = Score,
+      .accumulate = Accumulate,
+      .decode_block = DecodeBlock,
+      .decode_block_tokens = DecodeBlockTokens,
+      .encode_page = EncodePage,
+      .gemm = Gemm,
+      .exp_sum = ExpSum,
+      .max = Max,
+      .soft_cap = SoftCap,
+      .f16_to_f32 = F16ToF32Array,
+      .f32_to_f16 = F32ToF16Array,
+      .find_bad = FindBad,
+  };
+  return kTable;
+}
+
+}  // namespace palu
