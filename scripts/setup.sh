@@ -142,7 +142,7 @@ started=$SECONDS
 mkdir -p "$DEPS"
 if command -v flock >/dev/null; then  # two set-ups at once would compile into the same folder
   exec 9>"$DEPS/lock"
-  flock 9
+  flock -n 9 || { say "waiting for another set-up to end" && flock 9; }
 fi
 install_packages
 own_llama || install_llama
