@@ -1,8 +1,9 @@
 // File: kernels.h - every inner loop of the library, in one table of functions per implementation.
 //
-// `Reference()` is plain C++ that reads like the formulas; `Active()` is the Highway build for this CPU (or the one
-// that PALU_TARGET names). Both take the same arguments; tests run every target against the reference.
-// Threads: all functions are safe to call at once on different outputs; none allocates.
+// `Reference()` is plain C++ that reads like the formulas; `Active()` is the Highway build for this
+// CPU (or the one that PALU_TARGET names). Both take the same arguments; tests run every target
+// against the reference. Threads: all functions are safe to call at once on different outputs; none
+// allocates.
 #ifndef PALU_SRC_KERNELS_KERNELS_H_
 #define PALU_SRC_KERNELS_KERNELS_H_
 
@@ -20,7 +21,8 @@ inline constexpr int kMaxFusedRows = 8;  // query rows that Score and Accumulate
 // One side (K or V) of one KV head: a run of pages anywhere in memory.
 struct PageRun {
   const PagePlan* plan = nullptr;
-  const uint8_t* const* pages = nullptr;  // [n_pages], each plan->page_bytes() long: codes, then scales
+  const uint8_t* const* pages =
+      nullptr;  // [n_pages], each plan->page_bytes() long: codes, then scales
   int n_pages = 0;
 };
 
@@ -28,8 +30,9 @@ struct ScoreArgs {
   PageRun run;
   const float* q = nullptr;  // [rows][q_stride] queries in latent space, scale already applied
   int64_t q_stride = 0;
-  int rows = 0;              // 1..kMaxFusedRows
-  float* out = nullptr;      // [rows][out_stride], tokens of the run: n_pages * page_tokens of them are written
+  int rows = 0;  // 1..kMaxFusedRows
+  float* out =
+      nullptr;  // [rows][out_stride], tokens of the run: n_pages * page_tokens of them are written
   int64_t out_stride = 0;
   float* scratch = nullptr;  // [(rows + 2) * (rank + 16)] floats
 };
@@ -38,20 +41,21 @@ struct AccumulateArgs {
   PageRun run;
   const float* p = nullptr;  // [rows][p_stride] weights of the run's tokens
   int64_t p_stride = 0;
-  int rows = 0;              // 1..kMaxFusedRows
-  float* acc = nullptr;      // [rows][acc_stride] += sum_t p_t * latent_t, [rank] used
+  int rows = 0;          // 1..kMaxFusedRows
+  float* acc = nullptr;  // [rows][acc_stride] += sum_t p_t * latent_t, [rank] used
   int64_t acc_stride = 0;
-  float* scratch = nullptr;  // [2 * n_pages * groups * (rank + 16) + n_pages * groups * rows] floats
+  float* scratch =
+      nullptr;  // [2 * n_pages * groups * (rank + 16) + n_pages * groups * rows] floats
 };
 
-struct GemmArgs {              // c[m, n] = (accumulate ? c : 0) + a[m, k] * b[k, n], f32, row major
+struct GemmArgs {  // c[m, n] = (accumulate ? c : 0) + a[m, k] * b[k, n], f32, row major
   const float* a = nullptr;
   int64_t lda = 0;
   const float* b = nullptr;
   int64_t ldb = 0;
   float* c = nullptr;
   int64_t ldc = 0;
-  int m = 0, n = 0, k = 0;     // any sizes >= 0; reads and writes stay inside the matrices
+  int m = 0, n = 0, k = 0;  // any sizes >= 0; reads and writes stay inside the matrices
   bool accumulate = false;
 };
 
@@ -65,8 +69,10 @@ struct KernelTable {
   // Block `block` (32 tokens) of one page as f32 latents: out[channel * 32 + token].
   void (*decode_block)(const PagePlan&, const uint8_t* page, int block, float* out);
   // The same, token major: out[token * out_stride + channel].
-  void (*decode_block_tokens)(const PagePlan&, const uint8_t* page, int block, float* out, int64_t out_stride);
-  // Packs one page. x: f32 latents, x[channel * x_stride + token], page_tokens of them. page: page_bytes() are written.
+  void (*decode_block_tokens)(const PagePlan&, const uint8_t* page, int block, float* out,
+                              int64_t out_stride);
+  // Packs one page. x: f32 latents, x[channel * x_stride + token], page_tokens of them. page:
+  // page_bytes() are written.
   void (*encode_page)(const PagePlan&, const float* x, int64_t x_stride, uint8_t* page);
   void (*gemm)(const GemmArgs&);
   // x[i] = exp(x[i] - max) for i < n; returns their sum. -inf gives 0. max is finite.
@@ -83,8 +89,8 @@ struct KernelTable {
 };
 
 const KernelTable& Reference();
-const KernelTable& Active();                       // throws ConfigError when PALU_TARGET names no usable target
-std::vector<const KernelTable*> AllKernels();      // Reference() and every target this CPU can run
+const KernelTable& Active();  // throws ConfigError when PALU_TARGET names no usable target
+std::vector<const KernelTable*> AllKernels();  // Reference() and every target this CPU can run
 
 }  // namespace palu
 

@@ -1,0 +1,45 @@
+// File: builder.h - the caches of a whole model.
+#ifndef PALU_BUILDER_H_
+#define PALU_BUILDER_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "palu/cache.h"
+#include "palu/config.h"
+
+namespace palu {
+
+struct ModelShape {
+  std::vector<LayerShape> layers;  // layers may differ in heads, head_dim and window
+  int64_t context = 0;  // positions the context can reach (averaging of key moments); 0 = 32768
+  int batch = 1;        // sequences per cache, B
+  int threads = 0;      // OpenMP threads of each call; 0 = all
+
+  // n equal layers.
+  static ModelShape Uniform(int n_layers, int kv_heads, int head_dim);
+};
+
+// What the caches of one builder have allocated together: the allocator's own count.
+struct MemoryReport {
+  int64_t allocated_bytes = 0;
+  int64_t peak_bytes = 0;
+  int64_t limit_bytes = 0;  // 0 = none
+};
+
+// Makes one cache per layer; the C++ twin of the reference's KVCacheBuilder.for_model(model,
+// config).
+class KVCacheBuilder {
+ public:
+  // Errors: ConfigError (options that do not fit the shape), InputError (shape out of range).
+  // Sliding-window layers keep their window exact whatever the method.
+  static std::vector<KVCache> ForModel(const ModelShape& shape, const KVCacheConfig& config);
+  // Memory of all caches that share the accounting of `cache`: those made by the same call, and
+  // their forks.
+  static MemoryReport Memory(const KVCache& cache);
+};
+
+}  // namespace palu
+
+#endif  // PALU_BUILDER_H_

@@ -1,0 +1,87 @@
+// File: config.h - every option of a cache, its text form, and the checks.
+//
+//   auto config = palu::KVCacheConfig::Parse("palu:rank=32,hi_bit=4");   // throws ConfigError
+//   config.ToString();                                                   // the full, resolved form
+//
+// Text form: METHOD[:PRESET][,key=value]... where METHOD is a row of the method table (methods.h),
+// e.g. "fp16", "palu", "palu:reference", "palu:reference,rank=32", "palu:bits=auto:3".
+#ifndef PALU_CONFIG_H_
+#define PALU_CONFIG_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace palu {
+
+// What share of a spectrum the energy threshold counts: of sum(sigma) (the reference) or of
+// sum(sigma^2).
+enum class EnergyRule { kSum, kSquares };
+// How the head groups of one tensor agree on a rank.
+enum class RankPolicy { kMin, kMax, kPerGroup };
+// How bits are given to latent channels.
+enum class BitPlan {
+  kMixed,  // hi_bit for the first hi_fraction of the channels, lo_bit for the others (the
+           // reference)
+  kAuto,   // reverse water-filling over channels and heads for a budget (`bits=auto:B`)
+};
+// What scales a channel's codes within a token group.
+enum class ScaleFormat {
+  kMinMax,  // fp16 scale + fp16 zero, uniform levels (the reference)
+  kLog8,    // one 8-bit logarithmic scale, no zero, Lloyd-Max levels
+};
+// Which moments of the keys are fitted.
+enum class KeyFit {
+  kPrompt,    // of the rotated keys of the prompt, as they came (the reference)
+  kAveraged,  // of un-rotated keys, averaged over all positions of the context
+};
+
+struct KVCacheConfig {
+  std::string method = "palu";  // a row of the method table
+
+  // -- basis (spec: "Fit") --
+  std::optional<int> rank;  // explicit r, 1..head_dim; none = energy rule
+  double energy_threshold =
+      1.0;  // (0, 1]; share of energy kept; 1 = full rank, let the bits decide
+  EnergyRule energy_rule = EnergyRule::kSum;
+  RankPolicy rank_policy = RankPolicy::kPerGroup;
+  int n_head_groups = 4;  // >= 1, clamped to the number of KV heads
+  KeyFit key_fit = KeyFit::kAveraged;
+  int64_t fit_tokens =
+      -1;  // fit on the first so many tokens; -1 = 8 * head_dim; 0 = on the first append
+
+  // -- codes --
+  bool quantize_values = true;  // false: value latents stay fp16
+  BitPlan bit_plan = BitPlan::kAuto;
+  double auto_bits = 3.0;  // kAuto: budget of codes + scales, bits per element of K and V, (0, 8]
+  int hi_bit = 4;          // kMixed: 1..8
+  int lo_bit = 2;          // kMixed: 1..8, <= hi_bit
+  double hi_fraction = 0.25;  // kMixed: [0, 1]
+  ScaleFormat scales = ScaleFormat::kLog8;
+  int group_size = 32;  // tokens that share a scale: 8, 16, 32, 64 or 128
+
+  // -- exact tokens --
+  int sink_tokens = 4;     // first tokens kept exact for ever, 0..4096
+  int recent_tokens = 64;  // last tokens kept exact at least, 0..65536
+
+  int64_t max_bytes = 0;  // limit of all caches of one builder together; 0 = none
+
+  // Throws ConfigError naming the option, the value and the allowed range.
+  static KVCacheConfig Parse(std::string_view text);
+  // Checks the ranges that need no model. Throws ConfigError.
+  void Validate() const;
+  // Checks against one layer (rank <= head_dim). Throws ConfigError.
+  void ValidateFor(int head_dim) const;
+  // A text form that Parse reads back to an equal config.
+  std::string ToString() const;
+
+  bool operator==(const KVCacheConfig&) const = default;
+};
+
+// One line per option: "name  default  meaning  allowed", for --help and the docs.
+std::string DescribeOptions();
+
+}  // namespace palu
+
+#endif  // PALU_CONFIG_H_

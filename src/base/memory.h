@@ -1,0 +1,120 @@
+// File: memory.h - every long-lived byte of a cache is counted here, so reported bytes are
+// allocated bytes.
+#ifndef PALU_SRC_BASE_MEMORY_H_
+#define PALU_SRC_BASE_MEMORY_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace palu {
+
+// The count of one model's caches (all layers, all forks). Threads: safe.
+class MemoryAccount {
+ public:
+  explicit MemoryAccount(int64_t limit_bytes) : limit_(limit_bytes) {}
+
+  // Throws MemoryError when the limit would be passed; then nothing is counted.
+  void Add(int64_t bytes);
+  void Remove(int64_t bytes) { allocated_.fetch_sub(bytes, std::memory_order_relaxed); }
+
+  int64_t allocated() const { return allocated_.load(std::memory_order_relaxed); }
+  int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
+  int64_t limit() const { return limit_; }
+
+ private:
+  std::atomic<int64_t> allocated_{0}, peak_{0};
+  const int64_t limit_;  // 0 = none
+};
+
+using MemoryAccountPtr = std::shared_ptr<MemoryAccount>;
+
+// Counts `bytes` for as long as it lives.
+class MemoryCharge {
+ public:
+  MemoryCharge() = default;
+  MemoryCharge(MemoryAccountPtr account, int64_t bytes)
+      : account_(std::move(account)), bytes_(bytes) {
+    if (account_) account_->Add(bytes_);
+  }
+  MemoryCharge(MemoryCharge&& other) noexcept
+      : account_(std::move(other.account_)), bytes_(std::exchange(other.bytes_, 0)) {}
+  MemoryCharge& operator=(MemoryCharge&& other) noexcept {
+    std::swap(account_, other.account_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~MemoryCharge() {
+    if (account_) account_->Remove(bytes_);
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  MemoryAccountPtr account_;
+  int64_t bytes_ = 0;
+};
+
+// A zeroed, counted block, 64-byte aligned.
+class Buffer {
+ public:
+  // Throws MemoryError (limit, or no memory).
+  Buffer(const MemoryAccountPtr& account, size_t bytes);
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  uint8_t* data() { return data_; }
+  const uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  MemoryCharge charge_;
+  uint8_t* data_;
+  size_t size_;
+};
+
+using BufferPtr = std::shared_ptr<Buffer>;
+
+// std::vector storage that is counted.
+template <class T>
+struct CountingAllocator {
+  using value_type = T;
+  MemoryAccountPtr account;
+
+  explicit CountingAllocator(MemoryAccountPtr a) : account(std::move(a)) {}
+  template <class U>
+  CountingAllocator(const CountingAllocator<U>& other)
+      : account(other.account) {}  // NOLINT: rebind
+
+  T* allocate(size_t n) {
+    account->Add(static_cast<int64_t>(n * sizeof(T)));
+    try {
+      return std::allocator<T>().allocate(n);
+    } catch (...) {
+      account->Remove(static_cast<int64_t>(n * sizeof(T)));
+      throw;
+    }
+  }
+  void deallocate(T* p, size_t n) {
+    std::allocator<T>().deallocate(p, n);
+    account->Remove(static_cast<int64_t>(n * sizeof(T)));
+  }
+  template <class U>
+  bool operator==(const CountingAllocator<U>& other) const {
+    return account == other.account;
+  }
+};
+
+template <class T>
+using CountedVector = std::vector<T, CountingAllocator<T>>;
+
+// "1.5 MiB" and the like, for messages.
+std::string FormatBytes(int64_t bytes);
+
+}  // namespace palu
+
+#endif  // PALU_SRC_BASE_MEMORY_H_

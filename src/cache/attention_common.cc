@@ -1,0 +1,131 @@
+#include "cache/attention_common.h"
+
+#include <algorithm>
+
+#include "base/tensor_io.h"
+
+namespace palu {
+
+AttendCall::AttendCall(const Sequence& s, const AttendArgs& a, int64_t batch,
+                       const MutableTensor& o)
+    : sequence(s), args(a), b(batch), out(o), segments(s.Segments()) {
+  n = a.q.shape[2];
+  group = static_cast<int>(a.q.shape[1] / shape().kv_heads);
+  scale = a.scale != 0 ? a.scale : 1.0f / std::sqrt(static_cast<float>(shape().head_dim_k));
+  window = shape().window;
+}
+
+void PreparedQueries::Prepare(const AttendCall& call, int kv_head, int64_t first, int64_t rows) {
+  const int dim = call.shape().head_dim_k;
+  exact.resize(static_cast<size_t>(rows) * dim);
+  mean_dot.assign(static_cast<size_t>(rows), 0.0f);
+  for (int64_t r = 0; r < rows; ++r) {
+    float* const row = exact.data() + r * dim;
+    ReadRow(call.args.q, call.b, call.head_of_row(kv_head, first + r), (first + r) / call.group,
+            row);
+    for (int d = 0; d < dim; ++d) row[d] *= call.scale;
+  }
+  latent.clear();
+  if (call.sequence.encoded_tokens() == 0) return;
+
+  const GroupCodec& codec = call.sequence.codec()->k.head(kv_head);
+  const int rank = codec.rank();
+  const KernelTable& kernels = Active();
+  // The basis is stored as [rank][D], so the product is taken transposed: B [rank][D] * q^T
+  // [D][rows].
+  basis_.resize(static_cast<size_t>(rank) * dim);
+  kernels.f16_to_f32(codec.basis.data(), basis_.data(), static_cast<int64_t>(basis_.size()));
+  transposed_.resize(static_cast<size_t>(dim + rank) * rows);
+  float* const q_t = transposed_.data();
+  float* const latent_t = q_t + static_cast<int64_t>(dim) * rows;
+  for (int64_t r = 0; r < rows; ++r) {
+    float dot = 0;
+    for (int d = 0; d < dim; ++d) {
+      const float q = exact[r * dim + d];
+      q_t[d * rows + r] = q;
+      dot += q * codec.mean[d];
+    }
+    mean_dot[r] = dot;
+  }
+  kernels.gemm({.a = basis_.data(),
+                .lda = dim,
+                .b = q_t,
+                .ldb = rows,
+                .c = latent_t,
+                .ldc = rows,
+                .m = rank,
+                .n = static_cast<int>(rows),
+                .k = dim});
+  latent.resize(static_cast<size_t>(rows) * rank);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int c = 0; c < rank; ++c) latent[r * rank + c] = latent_t[c * rows + r];
+  }
+}
+
+void FinishScores(const AttendCall& call, int64_t query, float mean_dot, int64_t first,
+                  int64_t count, float* scores) {
+  int64_t begin, end;
+  call.Visible(query, begin, end);
+  begin = std::clamp<int64_t>(begin - first, 0, count);
+  end = std::clamp<int64_t>(end - first, begin, count);
+  std::fill(scores, scores + begin, kMinusInf);
+  std::fill(scores + end, scores + count, kMinusInf);
+  if (mean_dot != 0) {
+    for (int64_t t = begin; t < end; ++t) scores[t] += mean_dot;
+  }
+  if (call.args.soft_cap > 0) Active().soft_cap(scores + begin, end - begin, call.args.soft_cap);
+  if (call.args.mask) {
+    const int64_t stride = call.args.mask_stride ? call.args.mask_stride : call.sequence.size();
+    const float* const mask = call.args.mask + query * stride + first;
+    for (int64_t t = begin; t < end; ++t) scores[t] += mask[t];
+  }
+}
+
+void FinishRows(const AttendCall& call, int kv_head, int64_t first, int64_t rows,
+                const RowSum* sums, const float* latent, int64_t latent_stride, float* exact) {
+  const int dim = call.shape().head_dim_v;
+  const KernelTable& kernels = Active();
+  if (latent) {
+    const GroupCodec& codec = call.sequence.codec()->v.head(kv_head);
+    thread_local std::vector<float> basis;
+    basis.resize(static_cast<size_t>(codec.rank()) * dim);
+    kernels.f16_to_f32(codec.basis.data(), basis.data(), static_cast<int64_t>(basis.size()));
+    for (int64_t r = 0; r < rows; ++r) {
+      const float weight = static_cast<float>(sums[r].encoded_sum);
+      for (int d = 0; d < dim; ++d) exact[r * dim + d] += weight * codec.mean[d];
+    }
+    kernels.gemm({.a = latent,
+                  .lda = latent_stride,
+                  .b = basis.data(),
+                  .ldb = dim,
+                  .c = exact,
+                  .ldc = dim,
+                  .m = static_cast<int>(rows),
+                  .n = dim,
+                  .k = codec.rank(),
+                  .accumulate = true});
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const int head = call.head_of_row(kv_head, first + r);
+    float* const row = exact + r * dim;
+    double sum = sums[r].sum, factor = 1;
+    if (call.args.sinks) {
+      // A sink logit far above the tokens' needs its own maximum.
+      const double sink = call.args.sinks[head];
+      if (sums[r].sum == 0) {
+        sum = 1, factor = 0;
+      } else if (sink > sums[r].max) {
+        factor = std::exp(sums[r].max - sink);
+        sum = sum * factor + 1;
+      } else {
+        sum += std::exp(sink - sums[r].max);
+      }
+    }
+    // A query that sees no token gets zeros.
+    const float weight = sum > 0 ? static_cast<float>(factor / sum) : 0.0f;
+    for (int d = 0; d < dim; ++d) row[d] *= weight;
+    WriteRow(call.out, call.b, head, (first + r) / call.group, row);
+  }
+}
+
+}  // namespace palu

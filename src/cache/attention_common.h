@@ -1,0 +1,81 @@
+// File: attention_common.h - what the decode and the prefill path share: queries of one KV head,
+// visibility, finish.
+#ifndef PALU_SRC_CACHE_ATTENTION_COMMON_H_
+#define PALU_SRC_CACHE_ATTENTION_COMMON_H_
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "cache/sequence.h"
+#include "kernels/kernels.h"
+#include "palu/cache.h"
+
+namespace palu {
+
+inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
+
+// One Attend call on one sequence. Row r of a KV head is query r / group of head (kv_head * group +
+// r % group).
+struct AttendCall {
+  const Sequence& sequence;
+  const AttendArgs& args;
+  int64_t b;  // batch element
+  const MutableTensor& out;
+  std::vector<Segment> segments;
+  int64_t n = 0;  // queries
+  int group = 1;  // query heads per KV head
+  float scale = 1;
+  int64_t window = 0;  // of the layer; 0 = none
+
+  AttendCall(const Sequence& s, const AttendArgs& a, int64_t batch, const MutableTensor& o);
+
+  const LayerShape& shape() const { return sequence.context().shape; }
+  int64_t query_index(int64_t i) const {
+    return sequence.size() - n + i;
+  }  // its place in the sequence
+  int head_of_row(int kv_head, int64_t row) const {
+    return kv_head * group + static_cast<int>(row % group);
+  }
+  // Tokens [begin, end) that query i may see, before the mask.
+  void Visible(int64_t i, int64_t& begin, int64_t& end) const {
+    const int64_t at = query_index(i);
+    end = args.causal ? at + 1 : sequence.size();
+    begin = window > 0 ? std::max<int64_t>(0, at - window + 1) : 0;
+  }
+};
+
+// The queries of rows [first, first + rows) of one KV head, scaled, as they are and in latent
+// space.
+struct PreparedQueries {
+  std::vector<float> exact;     // [rows][Dk]
+  std::vector<float> latent;    // [rows][rank_k], empty when nothing is encoded
+  std::vector<float> mean_dot;  // [rows] q . mu, scaled
+
+  void Prepare(const AttendCall& call, int kv_head, int64_t first, int64_t rows);
+
+ private:
+  std::vector<float> basis_, transposed_;
+};
+
+// Turns raw scores of one row into logits: adds the mean's share, caps, masks, hides what is not
+// visible. scores: tokens [first, first + count) of the sequence.
+void FinishScores(const AttendCall& call, int64_t query, float mean_dot, int64_t first,
+                  int64_t count, float* scores);
+
+// Unnormalised output of one row, in the two spaces.
+struct RowSum {
+  float max = kMinusInf;   // running maximum of the logits
+  double sum = 0;          // of exp(logit - max), all tokens
+  double encoded_sum = 0;  // of it, over encoded tokens
+};
+
+// out row = ((latent . B) + mu * encoded_sum + exact) / sum, with the sink logit in the
+// denominator. latent: [rows][latent_stride]; exact: [rows][Dv], overwritten. Rows [first, first +
+// rows) of the KV head.
+void FinishRows(const AttendCall& call, int kv_head, int64_t first, int64_t rows,
+                const RowSum* sums, const float* latent, int64_t latent_stride, float* exact);
+
+}  // namespace palu
+
+#endif  // PALU_SRC_CACHE_ATTENTION_COMMON_H_

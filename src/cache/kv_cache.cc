@@ -1,0 +1,234 @@
+// KVCache: argument checks, then one Sequence per batch element.
+#include <algorithm>
+#include <string>
+
+#include "base/tensor_io.h"
+#include "base/threads.h"
+#include "cache/attention.h"
+#include "cache/kv_cache_impl.h"
+#include "kernels/kernels.h"
+#include "palu/builder.h"
+#include "palu/errors.h"
+
+namespace palu {
+namespace {
+
+OwnedTensor MakeTensor(DType dtype, std::array<int64_t, 4> shape) {
+  OwnedTensor tensor;
+  tensor.dtype = dtype;
+  tensor.shape = shape;
+  tensor.data.resize(static_cast<size_t>(shape[0] * shape[1] * shape[2] * shape[3]) *
+                     DTypeBytes(dtype));
+  return tensor;
+}
+
+}  // namespace
+
+KVCache::KVCache(std::unique_ptr<KVCacheImpl> impl) : impl_(std::move(impl)) {}
+KVCache::KVCache(KVCache&&) noexcept = default;
+KVCache& KVCache::operator=(KVCache&&) noexcept = default;
+KVCache::~KVCache() = default;
+
+int64_t KVCache::size() const { return impl_->sequences[0].size(); }
+const LayerShape& KVCache::shape() const { return impl_->context->shape; }
+const KVCacheConfig& KVCache::config() const { return impl_->given; }
+
+void KVCache::Append(const ConstTensor& k, const ConstTensor& v, const AppendArgs& args) {
+  const LayerShape& s = shape();
+  const int64_t batch = static_cast<int64_t>(impl_->sequences.size());
+  const std::string where = "layer " + std::to_string(s.index) + ": ";
+  CheckTensor(k, (where + "K").c_str(), {batch, s.kv_heads, -1, s.head_dim_k});
+  CheckTensor(v, (where + "V").c_str(), {batch, s.kv_heads, k.shape[2], s.head_dim_v});
+  for (int64_t b = 0; b < batch; ++b) impl_->sequences[b].CheckAppend(k, v, b, args);
+  // Memory may still run out halfway through a batch: take back what the earlier sequences got.
+  const int64_t before = size();
+  for (int64_t b = 0; b < batch; ++b) {
+    try {
+      impl_->sequences[b].Append(k, v, b, args);
+    } catch (...) {
+      for (int64_t done = 0; done < b; ++done)
+        impl_->sequences[done].Trim(impl_->sequences[done].size() - before);
+      throw;
+    }
+  }
+}
+
+void KVCache::Attend(const AttendArgs& args, const MutableTensor& out) const {
+  const LayerShape& s = shape();
+  const int64_t batch = static_cast<int64_t>(impl_->sequences.size());
+  const std::string where = "layer " + std::to_string(s.index) + ": ";
+  CheckTensor(args.q, (where + "Q").c_str(), {batch, -1, -1, s.head_dim_k});
+  CheckTensor(out, (where + "the output").c_str(),
+              {batch, args.q.shape[1], args.q.shape[2], s.head_dim_v});
+  if (args.q.shape[1] % s.kv_heads != 0) {
+    throw InputError(where + "Q has " + std::to_string(args.q.shape[1]) +
+                     " heads; allowed are multiples of the " + std::to_string(s.kv_heads) +
+                     " KV heads");
+  }
+  if (size() == 0) throw StateError(where + "attention over an empty cache; append tokens first");
+  if (args.q.shape[2] > size()) {
+    throw InputError(where + "Q has " + std::to_string(args.q.shape[2]) +
+                     " tokens, the cache holds " + std::to_string(size()) +
+                     "; queries are its last tokens");
+  }
+  if (!(args.soft_cap >= 0)) throw InputError(where + "soft_cap must be at least 0");
+  if (args.mask && args.mask_stride != 0 && args.mask_stride < size()) {
+    throw InputError(where + "mask_stride is " + std::to_string(args.mask_stride) +
+                     "; it must be 0 or at least " + std::to_string(size()));
+  }
+  for (int64_t b = 0; b < batch; ++b) AttendSequence(impl_->sequences[b], args, b, out);
+}
+
+void KVCache::Seal() {
+  for (Sequence& sequence : impl_->sequences) sequence.Seal();
+}
+
+KVCache::KV KVCache::Reconstruct(DType dtype) const {
+  const LayerShape& s = shape();
+  const int64_t batch = static_cast<int64_t>(impl_->sequences.size()), n = size();
+  KV kv{MakeTensor(dtype, {batch, s.kv_heads, n, s.head_dim_k}),
+        MakeTensor(dtype, {batch, s.kv_heads, n, s.head_dim_v})};
+  const MutableTensor k = MutableTensor::Dense(kv.k.data.data(), dtype, kv.k.shape);
+  const MutableTensor v = MutableTensor::Dense(kv.v.data.data(), dtype, kv.v.shape);
+  constexpr int64_t kRows = 256;  // at a time
+  std::vector<float> k_rows(static_cast<size_t>(kRows) * s.head_dim_k),
+      v_rows(static_cast<size_t>(kRows) * s.head_dim_v);
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int h = 0; h < s.kv_heads; ++h) {
+      for (int64_t t = 0; t < n; t += kRows) {
+        const int64_t count = std::min(kRows, n - t);
+        impl_->sequences[b].Decode(h, t, count, k_rows.data(), v_rows.data());
+        for (int64_t i = 0; i < count; ++i) {
+          WriteRow(k, b, h, t + i, k_rows.data() + i * s.head_dim_k);
+          WriteRow(v, b, h, t + i, v_rows.data() + i * s.head_dim_v);
+        }
+      }
+    }
+  }
+  return kv;
+}
+
+KVCache::KV KVCache::UpdateAndFetch(const ConstTensor& k, const ConstTensor& v,
+                                    const AppendArgs& args) {
+  Append(k, v, args);
+  Seal();
+  return Reconstruct(k.dtype);
+}
+
+void KVCache::Trim(int64_t n) {
+  for (const Sequence& sequence : impl_->sequences) sequence.CheckTrim(n);
+  for (Sequence& sequence : impl_->sequences) sequence.Trim(n);
+}
+
+void KVCache::Clear() {
+  for (Sequence& sequence : impl_->sequences) sequence.Clear();
+}
+
+KVCache KVCache::Fork() const { return KVCache(std::make_unique<KVCacheImpl>(*impl_)); }
+
+int64_t KVCache::nbytes() const {
+  int64_t bytes = 0;
+  for (const Sequence& sequence : impl_->sequences) bytes += sequence.nbytes();
+  return bytes;
+}
+
+CacheStats KVCache::Stats() const {
+  const LayerShape& s = shape();
+  const double batch = static_cast<double>(impl_->sequences.size());
+  CacheStats stats;
+  for (const Sequence& sequence : impl_->sequences) sequence.AddTo(stats);
+  stats.tokens = size();
+  stats.encoded_tokens = static_cast<int64_t>(stats.encoded_tokens / batch);
+  stats.exact_tokens = static_cast<int64_t>(stats.exact_tokens / batch);
+  stats.residual_energy_k /= batch;
+  stats.residual_energy_v /= batch;
+  const double elements =
+      batch * static_cast<double>(size()) * s.kv_heads * (s.head_dim_k + s.head_dim_v);
+  stats.fp16_bytes = static_cast<int64_t>(elements * 2);
+  stats.stored_bits_per_element =
+      elements > 0 ? static_cast<double>(stats.nbytes) * 8 / elements : 0;
+  if (const LayerCodec* codec = impl_->sequences[0].codec()) {
+    stats.rank_k = codec->k.max_rank();
+    stats.rank_v = codec->v.max_rank();
+    stats.assigned_avg_bits = std::max(codec->k.CodeBits(), codec->v.CodeBits());
+    stats.code_bits = (codec->k.StoredBits() + codec->v.StoredBits()) / 2;
+  } else if (!impl_->context->method->encodes()) {
+    stats.assigned_avg_bits = stats.code_bits =
+        impl_->context->method->window_codec() == Codec::kF32 ? 32 : 16;
+  }
+  return stats;
+}
+
+// ------------------------------------------------------------------------------------------------
+// builder
+
+ModelShape ModelShape::Uniform(int n_layers, int kv_heads, int head_dim) {
+  ModelShape shape;
+  for (int i = 0; i < n_layers; ++i) shape.layers.push_back({i, kv_heads, head_dim, head_dim, 0});
+  return shape;
+}
+
+namespace {
+
+void CheckShape(const ModelShape& shape) {
+  auto require = [](bool ok, const std::string& what, int64_t value, const char* allowed) {
+    if (!ok) throw InputError(what + " is " + std::to_string(value) + "; allowed is " + allowed);
+  };
+  require(!shape.layers.empty(), "the number of layers", 0, "at least 1");
+  require(shape.batch >= 1, "batch", shape.batch, "at least 1");
+  require(shape.context >= 0, "context", shape.context, "0 (32768) or more");
+  require(shape.threads >= 0 && shape.threads <= 1024, "threads", shape.threads, "0 (all) to 1024");
+  for (const LayerShape& layer : shape.layers) {
+    const std::string where = "layer " + std::to_string(layer.index) + ": ";
+    require(layer.kv_heads >= 1, where + "kv_heads", layer.kv_heads, "at least 1");
+    require(layer.head_dim_k >= 1 && layer.head_dim_k <= kMaxRank, where + "head_dim_k",
+            layer.head_dim_k, "1 to 1024");
+    require(layer.head_dim_v >= 1 && layer.head_dim_v <= kMaxRank, where + "head_dim_v",
+            layer.head_dim_v, "1 to 1024");
+    require(layer.window >= 0, where + "window", layer.window, "0 (none) or more");
+  }
+}
+
+std::shared_ptr<const LayerContext> MakeContext(const ModelShape& shape, const LayerShape& layer,
+                                                const KVCacheConfig& given,
+                                                const MemoryAccountPtr& account) {
+  const MethodRow* method = &FindMethod(given.method);
+  // A bounded window is cheap to keep and is all that such a layer ever reads.
+  if (layer.window > 0 && method->encodes()) method = &FindMethod("fp16");
+  KVCacheConfig config = given;
+  if (!method->encodes()) config.sink_tokens = config.recent_tokens = 0;
+  auto context = std::make_shared<LayerContext>(layer, config, method);
+  context->positions = shape.context > 0 ? shape.context : 32768;
+  context->fit_tokens =
+      config.fit_tokens >= 0 ? config.fit_tokens : 8 * std::max(layer.head_dim_k, layer.head_dim_v);
+  context->threads = ResolveThreads(shape.threads);
+  context->account = account;
+  return context;
+}
+
+}  // namespace
+
+std::vector<KVCache> KVCacheBuilder::ForModel(const ModelShape& shape,
+                                              const KVCacheConfig& config) {
+  CheckShape(shape);
+  for (const LayerShape& layer : shape.layers)
+    config.ValidateFor(std::min(layer.head_dim_k, layer.head_dim_v));
+  Active();  // a wrong PALU_TARGET is reported here, not at the first token
+  const auto account = std::make_shared<MemoryAccount>(config.max_bytes);
+  std::vector<KVCache> caches;
+  for (const LayerShape& layer : shape.layers) {
+    auto impl = std::make_unique<KVCacheImpl>();
+    impl->given = config;
+    impl->context = MakeContext(shape, layer, config, account);
+    for (int b = 0; b < shape.batch; ++b) impl->sequences.emplace_back(impl->context);
+    caches.push_back(KVCache(std::move(impl)));
+  }
+  return caches;
+}
+
+MemoryReport KVCacheBuilder::Memory(const KVCache& cache) {
+  const MemoryAccount& account = *cache.impl_->context->account;
+  return {account.allocated(), account.peak(), account.limit()};
+}
+
+}  // namespace palu

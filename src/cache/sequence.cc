@@ -1,0 +1,482 @@
+#include "cache/sequence.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "base/fp16.h"
+#include "base/tensor_io.h"
+#include "base/threads.h"
+#include "kernels/kernels.h"
+#include "palu/errors.h"
+
+namespace palu {
+namespace {
+
+constexpr int kSlabTokens = 256;
+
+std::string Where(const LayerShape& shape) { return "layer " + std::to_string(shape.index) + ": "; }
+
+int64_t PagesFor(int64_t tokens, int page_tokens) {
+  return (tokens + page_tokens - 1) / page_tokens;
+}
+
+// Throws for the first value of a side that cannot be stored.
+void CheckValues(const LayerShape& shape, const ConstTensor& x, int64_t b, const char* side,
+                 float limit) {
+  const KernelTable& kernels = Active();
+  const int64_t heads = x.shape[1], tokens = x.shape[2], dim = x.shape[3];
+  std::vector<float> copy(static_cast<size_t>(dim));
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      const float* row = RowOrNull(x, b, h, t);
+      if (!row) ReadRow(x, b, h, t, copy.data()), row = copy.data();
+      const int64_t bad = kernels.find_bad(row, dim, limit);
+      if (bad < 0) continue;
+      const std::string value = std::isnan(row[bad])   ? "NaN"
+                                : std::isinf(row[bad]) ? "an infinity"
+                                                       : std::to_string(row[bad]);
+      throw InputError(Where(shape) + side + " has " + value + " at sequence " + std::to_string(b) +
+                       ", head " + std::to_string(h) + ", token " + std::to_string(t) +
+                       " of the append, channel " + std::to_string(bad) +
+                       "; allowed are finite values of at most " + std::to_string(limit));
+    }
+  }
+}
+
+void CheckRope(const LayerShape& shape, const RopeParams& rope) {
+  if (2 * rope.inv_freq.size() > static_cast<size_t>(shape.head_dim_k)) {
+    throw InputError(Where(shape) + "rope turns " + std::to_string(2 * rope.inv_freq.size()) +
+                     " dims, the keys have " + std::to_string(shape.head_dim_k));
+  }
+  for (const float f : rope.inv_freq) {
+    if (!std::isfinite(f))
+      throw InputError(Where(shape) + "rope has a frequency that is not finite");
+  }
+}
+
+// Puts one row into column t of a raw page side: value c goes to block position c * 32 + t.
+void ScatterRow(const PagePlan& plan, const float* row, int64_t dim, int t, uint8_t* side) {
+  if (plan.bits[0] == 32) {
+    for (int64_t c = 0; c < dim; ++c)
+      std::memcpy(side + (c * kBlockTokens + t) * sizeof(float), row + c, sizeof(float));
+    return;
+  }
+  uint16_t half[kMaxRank];
+  Active().f32_to_f16(row, half, dim);
+  for (int64_t c = 0; c < dim; ++c) {
+    std::memcpy(side + (c * kBlockTokens + t) * sizeof(uint16_t), half + c, sizeof(uint16_t));
+  }
+}
+
+}  // namespace
+
+Sequence::Sequence(std::shared_ptr<const LayerContext> context)
+    : context_(std::move(context)),
+      sinks_(&context_->window.layout, 1, context_->account),
+      window_(&context_->window.layout, 1, context_->account) {}
+
+int64_t Sequence::encoded_tokens() const {
+  return encoded_ ? encoded_->pages() * encoded_->layout().page_tokens : 0;
+}
+
+int64_t Sequence::window_first() const { return sink_tokens() + encoded_tokens() + dropped_; }
+
+std::vector<Segment> Sequence::Segments() const {
+  std::vector<Segment> segments;
+  auto add = [&](const PageStore* store, bool encoded, int64_t first, int64_t count) {
+    if (count > 0) segments.push_back({store, encoded, first, count});
+  };
+  add(&sinks_, false, 0, sink_tokens());
+  if (encoded_) add(&*encoded_, true, sink_tokens(), encoded_tokens());
+  add(&window_, false, window_first(), size_ - window_first());
+  return segments;
+}
+
+void Sequence::CheckAppend(const ConstTensor& k, const ConstTensor& v, int64_t b,
+                           const AppendArgs& args) const {
+  const LayerShape& shape = context_->shape;
+  const int64_t next = first_position_ + size_;
+  if (args.position >= 0 && size_ > 0 && args.position != next) {
+    throw StateError(Where(shape) + "tokens at position " + std::to_string(args.position) +
+                     " do not continue the cache, whose next position is " + std::to_string(next));
+  }
+  if (args.position < -1) {
+    throw InputError(Where(shape) + "position " + std::to_string(args.position) +
+                     " is not allowed; it must be -1 or at least 0");
+  }
+  if (args.rope) CheckRope(shape, *args.rope);
+  if (context_->method->encodes() && !codec_ && context_->config.key_fit == KeyFit::kAveraged &&
+      !args.rope) {
+    throw StateError(Where(shape) +
+                     "key_fit=averaged needs AppendArgs::rope until the basis is fitted (empty "
+                     "RopeParams for keys "
+                     "without rotation), or use key_fit=prompt");
+  }
+  if (rope_ && args.rope && !codec_ && size_ > 0 &&
+      (rope_->pairing != args.rope->pairing || rope_->inv_freq != args.rope->inv_freq)) {
+    throw StateError(Where(shape) +
+                     "rope differs from that of the tokens before; one sequence has one rotation");
+  }
+  const float limit =
+      context_->method->window_codec() == Codec::kF32 ? std::numeric_limits<float>::max() : kMaxF16;
+  CheckValues(shape, k, b, "K", limit);
+  CheckValues(shape, v, b, "V", limit);
+}
+
+void Sequence::Append(const ConstTensor& k, const ConstTensor& v, int64_t b,
+                      const AppendArgs& args) {
+  Seal();
+  if (size_ == 0 && args.position >= 0) first_position_ = args.position;
+  if (args.rope && !codec_) rope_ = *args.rope;
+  if (context_->windowed()) DropOutsideWindow(size_);
+  WriteRows(k, v, b);
+}
+
+// A query at index q sees tokens above q - window; the next queries start at `next_query`.
+void Sequence::DropOutsideWindow(int64_t next_query) {
+  const int64_t first_needed = next_query - context_->shape.window + 1;
+  const int64_t unseen = std::max<int64_t>(0, first_needed - window_first());
+  const int64_t pages = std::min(unseen / kBlockTokens, window_.pages());
+  window_.PopFront(pages);
+  dropped_ += pages * kBlockTokens;
+}
+
+void Sequence::WriteRows(const ConstTensor& k, const ConstTensor& v, int64_t b) {
+  const LayerShape& shape = context_->shape;
+  const int64_t n = k.shape[2], end = size_ + n;
+  const int64_t sinks = context_->config.sink_tokens;
+  const int64_t first =
+      sinks + encoded_tokens() + dropped_;  // of the window, once the sinks are full
+  const int64_t old_sink_pages = sinks_.pages(), old_window_pages = window_.pages();
+  try {
+    sinks_.Extend(PagesFor(std::min(end, sinks), kBlockTokens) - old_sink_pages);
+    window_.Extend(PagesFor(std::max<int64_t>(0, end - first), kBlockTokens) - old_window_pages);
+    // Half-filled pages that a fork shares are cloned here, so that nothing below can fail.
+    if (size_ < sinks && old_sink_pages > 0) sinks_.MutablePage(old_sink_pages - 1);
+    if (old_window_pages > 0) window_.MutablePage(old_window_pages - 1);
+  } catch (...) {
+    sinks_.PopBack(sinks_.pages() - old_sink_pages);
+    window_.PopBack(window_.pages() - old_window_pages);
+    throw;
+  }
+
+  const PageLayout& layout = context_->window.layout;
+  std::vector<float> copy(static_cast<size_t>(std::max(shape.head_dim_k, shape.head_dim_v)));
+  auto write = [&](const ConstTensor& x, const PagePlan& plan, int64_t h, int64_t i, size_t offset,
+                   uint8_t* page, int column) {
+    const float* row = RowOrNull(x, b, h, i);
+    if (!row) ReadRow(x, b, h, i, copy.data()), row = copy.data();
+    ScatterRow(plan, row, x.shape[3], column, page + offset);
+  };
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t token = size_ + i;
+    const bool sink = token < sinks;
+    const int64_t at = sink ? token : token - first;
+    uint8_t* page = (sink ? sinks_ : window_).MutablePage(at / kBlockTokens);
+    for (int h = 0; h < shape.kv_heads; ++h) {
+      write(k, context_->window.k, h, i, layout.k_offset[h], page,
+            static_cast<int>(at % kBlockTokens));
+      write(v, context_->window.v, h, i, layout.v_offset[h], page,
+            static_cast<int>(at % kBlockTokens));
+    }
+  }
+  size_ += n;
+}
+
+// True when the basis can be fitted, on tokens [sinks, rows_end). Sinks are left out: they stay
+// exact and are unlike all other tokens.
+bool Sequence::ReadyToFit(int64_t& rows_end) const {
+  if (codec_ || !context_->method->encodes()) return false;
+  const int64_t sinks = context_->config.sink_tokens;
+  const int64_t least = sinks + 2;  // one token has no spread
+  if (context_->fit_tokens == 0) {
+    rows_end = size_;
+    return size_ >= least;
+  }
+  rows_end = std::max(context_->fit_tokens, least);
+  return size_ >= rows_end;
+}
+
+void Sequence::Fit(int64_t rows_end) {
+  const LayerShape& shape = context_->shape;
+  const int64_t first = context_->config.sink_tokens, n = rows_end - first;
+  const bool averaged = context_->config.key_fit == KeyFit::kAveraged && !rope_->inv_freq.empty();
+  // One task per (side, head); summed over heads in order afterwards.
+  std::vector<Moments> moments;
+  for (int i = 0; i < 2 * shape.kv_heads; ++i)
+    moments.emplace_back(i % 2 ? shape.head_dim_v : shape.head_dim_k);
+  ParallelFor(context_->threads, 2 * shape.kv_heads, [&](int64_t i) {
+    const int head = static_cast<int>(i / 2), dim = moments[i].dim;
+    const bool is_v = i % 2;
+    constexpr int64_t kRows = 256;  // at a time
+    std::vector<float> rows(static_cast<size_t>(kRows) * dim);
+    for (int64_t t = 0; t < n; t += kRows) {
+      const int64_t count = std::min(kRows, n - t);
+      Decode(head, first + t, count, is_v ? nullptr : rows.data(), is_v ? rows.data() : nullptr);
+      if (!is_v && averaged) Unrotate(*rope_, first_position_ + first + t, rows.data(), count, dim);
+      moments[i].Add(rows.data(), count, dim);
+    }
+  });
+  LayerMoments layer;
+  layer.groups = HeadGroups(shape.kv_heads, context_->config.n_head_groups);
+  for (const HeadRange& range : layer.groups) {
+    layer.k.emplace_back(shape.head_dim_k);
+    layer.v.emplace_back(shape.head_dim_v);
+    for (int h = range.first; h < range.last; ++h) {
+      layer.k.back().Add(moments[2 * h]);
+      layer.v.back().Add(moments[2 * h + 1]);
+    }
+    if (averaged)
+      layer.k.back() = AverageOverPositions(layer.k.back(), *rope_, context_->positions);
+  }
+  auto codec = FitLayer(context_->config, layer, context_->account);
+  encoded_.emplace(&codec->layout, std::max(1, kSlabTokens / codec->layout.page_tokens),
+                   context_->account);
+  codec_ = std::move(codec);
+}
+
+void Sequence::Seal() {
+  int64_t rows_end = 0;
+  if (ReadyToFit(rows_end)) Fit(rows_end);
+  if (codec_) EncodeDue();
+}
+
+// Encodes until floor(max(0, size - sinks - recent) / T) * T tokens are in pages, one slab at a
+// time so that the window shrinks as the pages grow.
+void Sequence::EncodeDue() {
+  const int page_tokens = codec_->layout.page_tokens;
+  const int64_t target =
+      std::max<int64_t>(0, size_ - context_->config.sink_tokens - context_->config.recent_tokens) /
+      page_tokens;
+  while (encoded_->pages() < target) {
+    const int64_t room =
+        encoded_->pages_per_slab() - encoded_->pages() % encoded_->pages_per_slab();
+    EncodePages(std::min(target - encoded_->pages(), room));
+  }
+}
+
+void Sequence::EncodePages(int64_t n) {
+  const PageLayout& layout = codec_->layout;
+  const PageLayout& raw = context_->window.layout;
+  const int heads = context_->shape.kv_heads;
+  const int blocks = layout.page_tokens / kBlockTokens;
+  const int64_t first = encoded_->pages();
+  encoded_->Extend(n);
+  std::vector<uint8_t*> pages;
+  for (int64_t p = 0; p < n; ++p) pages.push_back(encoded_->MutablePage(first + p));
+
+  struct Energy {
+    double all = 0, kept = 0;
+  };
+  std::vector<Energy> energies(static_cast<size_t>(n) * heads * 2);
+  ParallelFor(context_->threads, n * heads * 2, [&](int64_t task) {
+    const int64_t p = task / (heads * 2);
+    const int head = static_cast<int>(task / 2 % heads);
+    const bool is_v = task % 2;
+    const KernelTable& kernels = Active();
+    const GroupCodec& group = (is_v ? codec_->v : codec_->k).head(head);
+    const int tokens = layout.page_tokens, dim = group.dim, rank = group.rank();
+    thread_local std::vector<float> scratch;
+    scratch.resize(static_cast<size_t>(dim) * (kBlockTokens + tokens) +
+                   static_cast<size_t>(rank) * (dim + tokens));
+    float* const block = scratch.data();                // [D][32]
+    float* const centred = block + dim * kBlockTokens;  // [D][T]
+    float* const basis = centred + dim * tokens;        // [rank][D]
+    float* const latent = basis + rank * dim;           // [rank][T]
+    const PagePlan& plan = is_v ? context_->window.v : context_->window.k;
+    const size_t offset = is_v ? raw.v_offset[head] : raw.k_offset[head];
+    Energy& energy = energies[static_cast<size_t>(task)];
+    for (int i = 0; i < blocks; ++i) {
+      kernels.decode_block(plan, window_.page(p * blocks + i) + offset, 0, block);
+      for (int d = 0; d < dim; ++d) {
+        for (int t = 0; t < kBlockTokens; ++t) {
+          const float x = block[d * kBlockTokens + t] - group.mean[d];
+          centred[d * tokens + i * kBlockTokens + t] = x;
+          energy.all += static_cast<double>(x) * x;
+        }
+      }
+    }
+    kernels.f16_to_f32(group.basis.data(), basis, static_cast<int64_t>(rank) * dim);
+    kernels.gemm({.a = basis,
+                  .lda = dim,
+                  .b = centred,
+                  .ldb = tokens,
+                  .c = latent,
+                  .ldc = tokens,
+                  .m = rank,
+                  .n = tokens,
+                  .k = dim});
+    for (int64_t j = 0; j < static_cast<int64_t>(rank) * tokens; ++j) {
+      energy.kept += static_cast<double>(latent[j]) * latent[j];
+    }
+    kernels.encode_page(group.plan, latent, tokens,
+                        pages[p] + (is_v ? layout.v_offset : layout.k_offset)[head]);
+  });
+  for (size_t i = 0; i < energies.size(); ++i) {
+    (i % 2 ? energy_v_ : energy_k_) += energies[i].all;
+    (i % 2 ? kept_v_ : kept_k_) += std::min(energies[i].kept, energies[i].all);
+  }
+  window_.PopFront(n * blocks);
+}
+
+void Sequence::Decode(int head, int64_t first, int64_t n, float* k_out, float* v_out) const {
+  const LayerShape& shape = context_->shape;
+  if (k_out) std::fill_n(k_out, n * shape.head_dim_k, 0.0f);
+  if (v_out) std::fill_n(v_out, n * shape.head_dim_v, 0.0f);
+  const KernelTable& kernels = Active();
+  std::vector<float> tile, basis;
+  for (const Segment& segment : Segments()) {
+    const int64_t begin = std::max(first, segment.first);
+    const int64_t end = std::min(first + n, segment.first + segment.count);
+    const PageLayout& layout = segment.store->layout();
+    for (const bool is_v : {false, true}) {
+      float* const out = is_v ? v_out : k_out;
+      if (!out || begin >= end) continue;
+      const PagePlan& plan = *(is_v ? layout.v : layout.k)[head];
+      const size_t offset = (is_v ? layout.v_offset : layout.k_offset)[head];
+      const int dim = is_v ? shape.head_dim_v : shape.head_dim_k;
+      const GroupCodec* group =
+          segment.encoded ? &(is_v ? codec_->v : codec_->k).head(head) : nullptr;
+      if (group) {
+        basis.resize(static_cast<size_t>(plan.rank) * dim);
+        kernels.f16_to_f32(group->basis.data(), basis.data(), static_cast<int64_t>(basis.size()));
+      }
+      tile.resize(static_cast<size_t>(kBlockTokens) * plan.rank);
+      for (int64_t t = begin; t < end;) {
+        const int64_t at = t - segment.first;
+        const int block = static_cast<int>(at % layout.page_tokens / kBlockTokens);
+        const int column = static_cast<int>(at % kBlockTokens);
+        const int count = static_cast<int>(std::min<int64_t>(kBlockTokens - column, end - t));
+        const uint8_t* side = segment.store->page(at / layout.page_tokens) + offset;
+        float* const rows = out + (t - first) * dim;
+        kernels.decode_block_tokens(plan, side, block, tile.data(), plan.rank);
+        const float* const latents = tile.data() + static_cast<size_t>(column) * plan.rank;
+        if (group) {
+          for (int i = 0; i < count; ++i)
+            std::copy(group->mean.begin(), group->mean.end(), rows + i * dim);
+          kernels.gemm({.a = latents,
+                        .lda = plan.rank,
+                        .b = basis.data(),
+                        .ldb = dim,
+                        .c = rows,
+                        .ldc = dim,
+                        .m = count,
+                        .n = dim,
+                        .k = plan.rank,
+                        .accumulate = true});
+        } else {
+          std::copy_n(latents, static_cast<size_t>(count) * dim, rows);
+        }
+        t += count;
+      }
+    }
+  }
+}
+
+void Sequence::CheckTrim(int64_t n) const {
+  if (n < 0 || n > size_) {
+    throw StateError(Where(context_->shape) + "cannot trim " + std::to_string(n) +
+                     " tokens; allowed are 0 to " + std::to_string(size_));
+  }
+  // The next query sees tokens above size - n - window.
+  const int64_t oldest = size_ - n - context_->shape.window + 1;
+  if (dropped_ > 0 && n < size_ && oldest < window_first()) {
+    throw StateError(
+        Where(context_->shape) + "cannot trim " + std::to_string(n) +
+        " tokens: the sliding window of " + std::to_string(context_->shape.window) +
+        " tokens has dropped tokens that would be visible again; allowed are 0 to " +
+        std::to_string(std::max<int64_t>(0, size_ - context_->shape.window + 1 - window_first())) +
+        " or all " + std::to_string(size_));
+  }
+}
+
+// The first `keep` tokens of encoded page `page`, decoded, as a window.
+PageStore Sequence::Reopen(int64_t page, int64_t keep) const {
+  const LayerShape& shape = context_->shape;
+  const PageLayout& raw = context_->window.layout;
+  const int64_t first = context_->config.sink_tokens + page * encoded_->layout().page_tokens;
+  PageStore window(&raw, 1, context_->account);
+  window.Extend(PagesFor(keep, kBlockTokens));
+  std::vector<float> rows(static_cast<size_t>(keep) * std::max(shape.head_dim_k, shape.head_dim_v));
+  for (int h = 0; h < shape.kv_heads; ++h) {
+    for (const bool is_v : {false, true}) {
+      const int dim = is_v ? shape.head_dim_v : shape.head_dim_k;
+      Decode(h, first, keep, is_v ? nullptr : rows.data(), is_v ? rows.data() : nullptr);
+      for (float& x : rows) x = std::clamp(x, -kMaxF16, kMaxF16);
+      for (int64_t t = 0; t < keep; ++t) {
+        uint8_t* side =
+            window.MutablePage(t / kBlockTokens) + (is_v ? raw.v_offset : raw.k_offset)[h];
+        ScatterRow(is_v ? context_->window.v : context_->window.k, rows.data() + t * dim, dim,
+                   static_cast<int>(t % kBlockTokens), side);
+      }
+    }
+  }
+  return window;
+}
+
+void Sequence::Trim(int64_t n) {
+  CheckTrim(n);
+  if (n == 0) return;
+  const int64_t size = size_ - n;
+  const int64_t sinks = std::min<int64_t>(size, context_->config.sink_tokens);
+  if (encoded_ && size < window_first()) {
+    const int page_tokens = encoded_->layout().page_tokens;
+    const int64_t kept = std::max<int64_t>(0, size - context_->config.sink_tokens);
+    const int64_t full = kept / page_tokens, partial = kept % page_tokens;
+    PageStore window = partial > 0 ? Reopen(full, partial)
+                                   : PageStore(&context_->window.layout, 1, context_->account);
+    window_ = std::move(window);
+    encoded_->PopBack(encoded_->pages() - full);
+  } else {
+    const int64_t in_window = std::max<int64_t>(0, size - window_first());
+    window_.PopBack(window_.pages() - PagesFor(in_window, kBlockTokens));
+  }
+  sinks_.PopBack(sinks_.pages() - PagesFor(sinks, kBlockTokens));
+  size_ = size;
+  if (size_ == 0) dropped_ = 0;
+}
+
+void Sequence::Clear() {
+  Sequence empty(context_);
+  *this = std::move(empty);
+}
+
+int64_t Sequence::nbytes() const {
+  CacheStats stats;
+  AddTo(stats);
+  return stats.nbytes;
+}
+
+void Sequence::AddTo(CacheStats& stats) const {
+  const int64_t encoded = encoded_tokens();
+  stats.encoded_tokens += encoded;
+  stats.exact_tokens += size_ - encoded - dropped_;
+  const int64_t window = sinks_.slab_bytes() + window_.slab_bytes();
+  const int64_t tables =
+      sinks_.table_bytes() + window_.table_bytes() + (encoded_ ? encoded_->table_bytes() : 0);
+  const int64_t basis = codec_ ? codec_->basis_bytes() : 0;
+  int64_t codes = 0, scales = 0;
+  if (encoded_) {
+    for (int h = 0; h < context_->shape.kv_heads; ++h) {
+      for (const SideCodec* side : {&codec_->k, &codec_->v}) {
+        codes += encoded_->pages() * static_cast<int64_t>(side->head(h).plan.code_bytes());
+        scales += encoded_->pages() * static_cast<int64_t>(side->head(h).plan.scale_bytes);
+      }
+    }
+    stats.slack_bytes += encoded_->slab_bytes() - codes - scales;
+  }
+  stats.code_bytes += codes;
+  stats.scale_bytes += scales;
+  stats.window_bytes += window;
+  stats.table_bytes += tables;
+  stats.basis_bytes += basis;
+  stats.nbytes += window + tables + basis + (encoded_ ? encoded_->slab_bytes() : 0);
+  auto lost = [](double all, double kept) { return all > 0 ? 1.0 - kept / all : 0.0; };
+  stats.residual_energy_k += lost(energy_k_, kept_k_);
+  stats.residual_energy_v += lost(energy_v_, kept_v_);
+}
+
+}  // namespace palu

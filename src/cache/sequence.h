@@ -1,0 +1,105 @@
+// File: sequence.h - the tokens of one (layer, sequence): sinks, packed pages, exact window.
+//
+//   token order:  [ sinks, exact ][ encoded pages ][ dropped by a sliding window ][ window, exact ]
+//
+// Only one of "encoded" and "dropped" is ever non-empty. The exact parts are pages of 32 tokens in
+// the raw format, so attention reads all three parts with the same kernels.
+#ifndef PALU_SRC_CACHE_SEQUENCE_H_
+#define PALU_SRC_CACHE_SEQUENCE_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cache/page_store.h"
+#include "methods/layer_codec.h"
+#include "palu/cache.h"
+
+namespace palu {
+
+// What all sequences of one layer share. Immutable.
+struct LayerContext {
+  LayerShape shape;
+  KVCacheConfig config;
+  const MethodRow* method =
+      nullptr;  // of this layer: a windowed layer has an exact one whatever the config says
+  int64_t positions = 0;   // that the context can reach
+  int64_t fit_tokens = 0;  // resolved; 0 = whatever the first append brings
+  int threads = 1;
+  MemoryAccountPtr account;
+  WindowFormat window;
+
+  LayerContext(const LayerShape& s, const KVCacheConfig& c, const MethodRow* m)
+      : shape(s),
+        config(c),
+        method(m),
+        window(s.kv_heads, s.head_dim_k, s.head_dim_v, m->window_codec()) {}
+  bool windowed() const { return shape.window > 0; }
+};
+
+// A run of tokens with one layout, as attention walks it.
+struct Segment {
+  const PageStore* store = nullptr;
+  bool encoded = false;
+  int64_t first = 0;  // index of its first token in the sequence
+  int64_t count = 0;  // tokens; the last page may be partly filled
+};
+
+class Sequence {
+ public:
+  explicit Sequence(std::shared_ptr<const LayerContext> context);
+  // Copies share pages and the codec.
+  Sequence(const Sequence&) = default;
+  Sequence(Sequence&&) noexcept = default;
+  Sequence& operator=(Sequence&&) noexcept = default;
+
+  // Throws without a change unless batch element b of k and v may follow. Run for all b before any
+  // Append.
+  void CheckAppend(const ConstTensor& k, const ConstTensor& v, int64_t b,
+                   const AppendArgs& args) const;
+  void Append(const ConstTensor& k, const ConstTensor& v, int64_t b, const AppendArgs& args);
+  void Seal();
+  void CheckTrim(int64_t n) const;
+  void Trim(int64_t n);
+  void Clear();
+
+  int64_t size() const { return size_; }
+  const LayerContext& context() const { return *context_; }
+  const LayerCodec* codec() const { return codec_.get(); }
+  std::vector<Segment> Segments() const;  // non-empty ones, in token order
+  int64_t encoded_tokens() const;
+  void AddTo(CacheStats& stats) const;  // bytes and token counts
+  int64_t nbytes() const;
+
+  // Decoded rows of tokens [first, first + n), one head: k_out [n][Dk], v_out [n][Dv]; either may
+  // be null. Tokens that a sliding window dropped read as zeros.
+  void Decode(int head, int64_t first, int64_t n, float* k_out, float* v_out) const;
+
+ private:
+  int64_t sink_tokens() const { return std::min<int64_t>(size_, context_->config.sink_tokens); }
+  int64_t window_first() const;  // index of the window's first token
+  void WriteRows(const ConstTensor& k, const ConstTensor& v, int64_t b);
+  void DropOutsideWindow(int64_t next_query);
+  bool ReadyToFit(int64_t& rows_end) const;
+  void Fit(int64_t rows_end);
+  void EncodeDue();
+  void EncodePages(int64_t n);
+  PageStore Reopen(int64_t page, int64_t keep) const;
+
+  std::shared_ptr<const LayerContext> context_;
+  std::shared_ptr<const LayerCodec> codec_;  // null until the fit
+  std::optional<RopeParams> rope_;           // of the tokens before the fit
+  int64_t first_position_ = 0;               // of token 0
+  int64_t size_ = 0;
+  int64_t dropped_ = 0;  // tokens before the window, gone for good; a multiple of 32
+  PageStore sinks_, window_;
+  std::optional<PageStore> encoded_;
+  double energy_k_ = 0, energy_v_ = 0;  // of encoded tokens, centred
+  double kept_k_ = 0, kept_v_ = 0;      // the latents' share of it
+};
+
+}  // namespace palu
+
+#endif  // PALU_SRC_CACHE_SEQUENCE_H_

@@ -1,0 +1,158 @@
+#include "fit/bit_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace palu {
+namespace {
+
+constexpr std::array<int, 7> kBitChoices = {0, 1, 2, 3, 4, 6, 8};
+
+// Simulated on 2^20 unit Gaussians with the codecs of page_plan.h; codec_test re-measures them.
+// Rows: token groups of 8, 16, 32, 64, 128; columns: 1..8 bits.
+constexpr double kMinMaxDistortion[5][8] = {
+    {0.6853, 0.06174, 0.01123, 0.002442, 0.0005715, 0.0001387, 3.408e-05, 8.459e-06},
+    {1.271, 0.1069, 0.01946, 0.004229, 0.0009894, 0.0002401, 5.902e-05, 1.464e-05},
+    {1.963, 0.1543, 0.02815, 0.006119, 0.001434, 0.0003469, 8.539e-05, 2.118e-05},
+    {2.741, 0.2029, 0.03711, 0.008054, 0.001886, 0.0004561, 0.0001125, 2.789e-05},
+    {3.578, 0.2511, 0.04589, 0.009984, 0.002338, 0.0005657, 0.0001392, 3.455e-05},
+};
+constexpr double kLog8Distortion[5][8] = {
+    {0.3241, 0.09665, 0.0296, 0.008496, 0.002396, 0.000732, 0.0002185, 6.408e-05},
+    {0.3443, 0.1066, 0.03106, 0.008672, 0.002653, 0.0007603, 0.0002205, 6.393e-05},
+    {0.3545, 0.1123, 0.03266, 0.008967, 0.003061, 0.0008844, 0.0002504, 6.893e-05},
+    {0.3595, 0.1153, 0.03371, 0.009235, 0.003299, 0.0009641, 0.0002758, 7.686e-05},
+    {0.362, 0.1167, 0.03421, 0.009399, 0.003418, 0.001011, 0.0002931, 8.283e-05},
+};
+
+int GroupRow(int group_size) {
+  int row = 0;
+  while (row < 4 && (8 << row) < group_size) ++row;
+  return row;
+}
+
+// What one more step of bits brings, for the Lagrangian and the final fill.
+struct Costs {
+  std::array<double, 7> distortion, bits;
+};
+
+Costs MakeCosts(ScaleFormat scales, int group_size) {
+  Costs costs;
+  for (size_t i = 0; i < kBitChoices.size(); ++i) {
+    const int b = kBitChoices[i];
+    costs.distortion[i] = Distortion(scales, group_size, b);
+    costs.bits[i] = b == 0 ? 0.0 : b + ScaleBits(scales, group_size);
+  }
+  return costs;
+}
+
+// argmin over choices of variance * distortion + price * bits; the smaller number of bits wins a
+// tie.
+int BestChoice(const Costs& costs, double variance, double price) {
+  int best = 0;
+  double best_value = variance * costs.distortion[0] + price * costs.bits[0];
+  for (int i = 1; i < static_cast<int>(kBitChoices.size()); ++i) {
+    const double value = variance * costs.distortion[i] + price * costs.bits[i];
+    if (value < best_value) best = i, best_value = value;
+  }
+  return best;
+}
+
+using Choices = std::vector<std::vector<int>>;
+
+// Choices at a price, and the bits they use.
+double Allocate(const std::vector<ChannelGroup>& groups, const Costs& costs, double price,
+                Choices& out) {
+  double used = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    out[g].resize(groups[g].variance.size());
+    for (size_t c = 0; c < out[g].size(); ++c) {
+      out[g][c] = BestChoice(costs, groups[g].variance[c], price);
+      used += groups[g].heads * costs.bits[out[g][c]];
+    }
+  }
+  return used;
+}
+
+// Spends what the price left over: again and again the upgrade with the largest gain per bit that
+// still fits.
+void SpendRest(const std::vector<ChannelGroup>& groups, const Costs& costs, double rest,
+               Choices& choices) {
+  while (true) {
+    double best_gain = 0;
+    int best_group = -1, best_channel = -1, best_choice = 0;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (size_t c = 0; c < choices[g].size(); ++c) {
+        for (int next = choices[g][c] + 1; next < static_cast<int>(kBitChoices.size()); ++next) {
+          const double bits = costs.bits[next] - costs.bits[choices[g][c]];
+          const double gain = groups[g].variance[c] *
+                              (costs.distortion[choices[g][c]] - costs.distortion[next]) / bits;
+          if (bits * groups[g].heads <= rest && gain > best_gain) {
+            best_gain = gain;
+            best_group = static_cast<int>(g), best_channel = static_cast<int>(c),
+            best_choice = next;
+          }
+        }
+      }
+    }
+    if (best_group < 0) return;
+    int& choice = choices[best_group][best_channel];
+    rest -= (costs.bits[best_choice] - costs.bits[choice]) * groups[best_group].heads;
+    choice = best_choice;
+  }
+}
+
+}  // namespace
+
+double Distortion(ScaleFormat scales, int group_size, int bits) {
+  if (bits == 0) return 1.0;
+  const auto& table = scales == ScaleFormat::kMinMax ? kMinMaxDistortion : kLog8Distortion;
+  return table[GroupRow(group_size)][bits - 1];
+}
+
+double ScaleBits(ScaleFormat scales, int group_size) {
+  return (scales == ScaleFormat::kMinMax ? 32.0 : 8.0) / group_size;
+}
+
+std::vector<uint8_t> MixedBits(int rank, double hi_fraction, int hi_bit, int lo_bit) {
+  const int n_hi = std::min(rank, std::max(1, static_cast<int>(std::floor(rank * hi_fraction))));
+  std::vector<uint8_t> bits(rank, static_cast<uint8_t>(lo_bit));
+  std::fill_n(bits.begin(), n_hi, static_cast<uint8_t>(hi_bit));
+  return bits;
+}
+
+std::vector<std::vector<uint8_t>> WaterFill(const std::vector<ChannelGroup>& groups,
+                                            ScaleFormat scales, int group_size, double budget) {
+  const Costs costs = MakeCosts(scales, group_size);
+  double elements = 0, largest = 0;
+  for (const ChannelGroup& group : groups) {
+    elements += static_cast<double>(group.heads) * group.head_dim;
+    for (const double v : group.variance) largest = std::max(largest, v);
+  }
+  const double allowed = budget * elements + 1e-9;
+  Choices choices(groups.size());
+  // Bisection on the logarithm of the price of one bit: a high price drops every channel, a low one
+  // fills them all.
+  double low = std::log(largest + 1e-300) - 60, high = std::log(largest + 1e-300) + 2;
+  if (Allocate(groups, costs, std::exp(low), choices) > allowed) {
+    for (int step = 0; step < 60; ++step) {
+      const double middle = (low + high) / 2;
+      (Allocate(groups, costs, std::exp(middle), choices) > allowed ? low : high) = middle;
+    }
+    const double used = Allocate(groups, costs, std::exp(high), choices);
+    SpendRest(groups, costs, allowed - used, choices);
+  }
+  std::vector<std::vector<uint8_t>> bits(groups.size());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    bool any = false;
+    for (const int choice : choices[g]) {
+      bits[g].push_back(static_cast<uint8_t>(kBitChoices[choice]));
+      any |= choice > 0;
+    }
+    if (!any && !bits[g].empty()) bits[g][0] = 2;
+  }
+  return bits;
+}
+
+}  // namespace palu

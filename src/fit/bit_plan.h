@@ -1,0 +1,39 @@
+// File: bit_plan.h - how many bits each latent channel gets.
+#ifndef PALU_SRC_FIT_BIT_PLAN_H_
+#define PALU_SRC_FIT_BIT_PLAN_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "palu/config.h"
+
+namespace palu {
+
+// Mean squared error of a unit Gaussian channel at `bits` (0..8) under a scale format and token
+// group; 0 bits: 1.
+double Distortion(ScaleFormat scales, int group_size, int bits);
+
+// Bits of scales (and zeros) per token of one channel.
+double ScaleBits(ScaleFormat scales, int group_size);
+
+// The reference's plan: n_hi = max(1, floor(rank * hi_fraction)) channels of hi_bit, the others
+// lo_bit.
+std::vector<uint8_t> MixedBits(int rank, double hi_fraction, int hi_bit, int lo_bit);
+
+// One head group, as the allocation sees it.
+struct ChannelGroup {
+  std::vector<double> variance;  // [rank], descending
+  int heads = 1;                 // a channel costs its bits once per head
+  int head_dim = 0;              // elements that the budget counts
+};
+
+// Reverse water-filling over the channels of all groups: minimises sum heads * variance *
+// Distortion(bits) with bits in {0, 1, 2, 3, 4, 6, 8} and codes + scales of at most `budget` bits
+// per element. Returns bits per group and channel; a group whose channels would all be dropped
+// keeps its first channel at 2 bits.
+std::vector<std::vector<uint8_t>> WaterFill(const std::vector<ChannelGroup>& groups,
+                                            ScaleFormat scales, int group_size, double budget);
+
+}  // namespace palu
+
+#endif  // PALU_SRC_FIT_BIT_PLAN_H_

@@ -1,0 +1,292 @@
+// The options as a table: key, meaning, allowed range, how to read and write each.
+#include "palu/config.h"
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+#include "methods/method_table.h"
+#include "palu/errors.h"
+
+namespace palu {
+namespace {
+
+[[noreturn]] void Refuse(std::string_view option, std::string_view value,
+                         std::string_view allowed) {
+  throw ConfigError("option " + std::string(option) + "=" + std::string(value) +
+                    " is not allowed; it must be " + std::string(allowed));
+}
+
+// One option. `set` reads a text into the config and throws through Refuse; `get` writes it back.
+struct Option {
+  const char* key;
+  const char* meaning;
+  const char* allowed;
+  std::function<void(const Option&, KVCacheConfig&, std::string_view)> set;
+  std::function<std::string(const KVCacheConfig&)> get;
+};
+
+template <class T>
+T Number(const Option& option, std::string_view text) {
+  const auto value = ParseNumber<T>(text);
+  if (!value) Refuse(option.key, text, option.allowed);
+  return *value;
+}
+
+// An option that is a plain number in the config.
+template <class T>
+Option NumberOption(const char* key, const char* meaning, const char* allowed,
+                    T KVCacheConfig::*field) {
+  return {key, meaning, allowed,
+          [field](const Option& o, KVCacheConfig& c, std::string_view text) {
+            c.*field = Number<T>(o, text);
+          },
+          [field](const KVCacheConfig& c) { return NumberText(static_cast<double>(c.*field)); }};
+}
+
+// An option with named values.
+template <class E>
+Option EnumOption(const char* key, const char* meaning, const char* allowed,
+                  E KVCacheConfig::*field, std::vector<std::pair<const char*, E>> names) {
+  return {key, meaning, allowed,
+          [field, names](const Option& o, KVCacheConfig& c, std::string_view text) {
+            for (const auto& [name, value] : names) {
+              if (text == name) {
+                c.*field = value;
+                return;
+              }
+            }
+            Refuse(o.key, text, o.allowed);
+          },
+          [field, names](const KVCacheConfig& c) -> std::string {
+            for (const auto& [name, value] : names) {
+              if (c.*field == value) return name;
+            }
+            return "?";
+          }};
+}
+
+void SetRank(const Option& o, KVCacheConfig& c, std::string_view text) {
+  if (text == "none") {
+    c.rank.reset();
+  } else {
+    c.rank = Number<int>(o, text);
+  }
+}
+
+void SetBits(const Option& o, KVCacheConfig& c, std::string_view text) {
+  if (text == "mixed") {
+    c.bit_plan = BitPlan::kMixed;
+    return;
+  }
+  if (!text.starts_with("auto:")) Refuse(o.key, text, o.allowed);
+  const auto budget = ParseNumber<double>(text.substr(5));
+  if (!budget) Refuse(o.key, text, o.allowed);
+  c.bit_plan = BitPlan::kAuto;
+  c.auto_bits = *budget;
+}
+
+std::string GetBits(const KVCacheConfig& c) {
+  return c.bit_plan == BitPlan::kMixed ? "mixed" : "auto:" + NumberText(c.auto_bits);
+}
+
+void SetBytes(const Option& o, KVCacheConfig& c, std::string_view text) {
+  int64_t unit = 1;
+  std::string_view digits = text;
+  if (!text.empty()) {
+    const char suffix = text.back();
+    unit = suffix == 'K' ? 1 << 10 : suffix == 'M' ? 1 << 20 : suffix == 'G' ? 1 << 30 : 1;
+    if (unit > 1) digits.remove_suffix(1);
+  }
+  const auto value = ParseNumber<double>(digits);
+  if (!value || !(*value >= 0) || *value * static_cast<double>(unit) > 9e18)
+    Refuse(o.key, text, o.allowed);
+  c.max_bytes = static_cast<int64_t>(*value * static_cast<double>(unit));
+}
+
+const std::vector<Option>& Options() {
+  using C = KVCacheConfig;
+  static const std::vector<Option> options = {
+      {"rank", "channels kept per head group; none = by energy_threshold",
+       "none or a whole number from 1 to head_dim", SetRank,
+       [](const C& c) { return c.rank ? std::to_string(*c.rank) : "none"; }},
+      NumberOption("energy_threshold", "share of the spectrum's energy kept (1 = full rank)",
+                   "a number above 0 and at most 1", &C::energy_threshold),
+      EnumOption("energy_rule", "energy is the sum of singular values, or of their squares",
+                 "sum or squares", &C::energy_rule,
+                 {{"sum", EnergyRule::kSum}, {"squares", EnergyRule::kSquares}}),
+      EnumOption("rank_policy", "how head groups agree on a rank", "min, max or per_group",
+                 &C::rank_policy,
+                 {{"min", RankPolicy::kMin},
+                  {"max", RankPolicy::kMax},
+                  {"per_group", RankPolicy::kPerGroup}}),
+      NumberOption("n_head_groups", "groups of KV heads that share a basis (clamped to the heads)",
+                   "a whole number of at least 1", &C::n_head_groups),
+      EnumOption("key_fit",
+                 "moments of the keys as they came, or un-rotated and averaged over positions",
+                 "prompt or averaged", &C::key_fit,
+                 {{"prompt", KeyFit::kPrompt}, {"averaged", KeyFit::kAveraged}}),
+      NumberOption("fit_tokens",
+                   "fit on the first so many tokens; -1 = 8 head_dim, 0 = the first append",
+                   "a whole number from -1 to 1048576", &C::fit_tokens),
+      EnumOption("quantize_values", "false keeps the latents of V in fp16", "true or false",
+                 &C::quantize_values, {{"true", true}, {"false", false}}),
+      {"bits", "bits per channel: hi_bit/lo_bit, or water-filling for a budget of codes + scales",
+       "mixed or auto:B with 0.25 <= B <= 8", SetBits, GetBits},
+      NumberOption("hi_bit", "bits of the leading channels (bits=mixed)",
+                   "a whole number from 1 to 8", &C::hi_bit),
+      NumberOption("lo_bit", "bits of the other channels (bits=mixed)",
+                   "a whole number from 1 to 8 and at most hi_bit", &C::lo_bit),
+      NumberOption("hi_fraction", "share of channels at hi_bit (bits=mixed)",
+                   "a number from 0 to 1", &C::hi_fraction),
+      EnumOption("scales", "fp16 scale and zero, or one 8-bit logarithmic scale", "minmax or log8",
+                 &C::scales, {{"minmax", ScaleFormat::kMinMax}, {"log8", ScaleFormat::kLog8}}),
+      NumberOption("group_size", "tokens that share a scale", "8, 16, 32, 64 or 128",
+                   &C::group_size),
+      NumberOption("sink_tokens", "first tokens kept exact", "a whole number from 0 to 4096",
+                   &C::sink_tokens),
+      NumberOption("recent_tokens", "last tokens kept exact, at least",
+                   "a whole number from 0 to 65536", &C::recent_tokens),
+      {"max_bytes", "limit of all caches of a model together, 0 = none",
+       "a size such as 0, 500000, 200M or 1.5G", SetBytes,
+       [](const C& c) { return std::to_string(c.max_bytes); }},
+  };
+  return options;
+}
+
+const Option& FindOption(std::string_view key) {
+  std::vector<std::string> keys;
+  for (const Option& option : Options()) {
+    if (key == option.key) return option;
+    keys.push_back(option.key);
+  }
+  throw ConfigError("option '" + std::string(key) + "' is unknown; the options are " +
+                    Join(keys, ", "));
+}
+
+void Require(const KVCacheConfig& c, const char* key, bool ok) {
+  if (ok) return;
+  const Option& option = FindOption(key);
+  Refuse(key, option.get(c), option.allowed);
+}
+
+void ApplyPreset(KVCacheConfig& c, const MethodRow& row, std::string_view name) {
+  std::vector<std::string> names;
+  for (const Preset& preset : row.presets) {
+    if (name == preset.name) {
+      preset.apply(c);
+      return;
+    }
+    names.push_back(preset.name);
+  }
+  throw ConfigError(
+      "preset '" + std::string(name) + "' of method " + row.name + " is unknown; " +
+      (names.empty() ? "the method has none" : "the presets are " + Join(names, ", ")));
+}
+
+}  // namespace
+
+KVCacheConfig KVCacheConfig::Parse(std::string_view text) {
+  KVCacheConfig config;
+  const size_t colon = text.find(':');
+  config.method = std::string(text.substr(0, colon));
+  const MethodRow& row = FindMethod(config.method);
+  bool bits_given = false, mixed_given = false;
+  if (colon != std::string_view::npos) {
+    std::vector<std::string_view> parts = Split(text.substr(colon + 1), ',');
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const size_t equals = parts[i].find('=');
+      if (equals == std::string_view::npos) {
+        if (i > 0 || parts[i].empty()) {
+          throw ConfigError("'" + std::string(parts[i]) + "' in '" + std::string(text) +
+                            "' is not key=value; the form is method[:preset][,key=value]...");
+        }
+        ApplyPreset(config, row, parts[i]);
+        continue;
+      }
+      const std::string_view key = parts[i].substr(0, equals);
+      const Option& option = FindOption(key);
+      if (!row.encodes() && key != "max_bytes") {
+        throw ConfigError("option " + std::string(key) + " does not apply to method " + row.name +
+                          ", which stores tokens as they are; it takes only max_bytes");
+      }
+      option.set(option, config, parts[i].substr(equals + 1));
+      bits_given |= key == "bits";
+      mixed_given |= key == "hi_bit" || key == "lo_bit" || key == "hi_fraction";
+    }
+  }
+  // Whoever names hi_bit, lo_bit or hi_fraction means the mixed plan.
+  if (mixed_given && !bits_given) config.bit_plan = BitPlan::kMixed;
+  if (mixed_given && bits_given && config.bit_plan == BitPlan::kAuto) {
+    throw ConfigError(
+        "options hi_bit, lo_bit and hi_fraction belong to bits=mixed, given was bits=" +
+        GetBits(config));
+  }
+  config.Validate();
+  return config;
+}
+
+void KVCacheConfig::Validate() const {
+  FindMethod(method);
+  Require(*this, "rank", !rank || *rank >= 1);
+  Require(*this, "energy_threshold", energy_threshold > 0 && energy_threshold <= 1);
+  Require(*this, "n_head_groups", n_head_groups >= 1);
+  Require(*this, "fit_tokens", fit_tokens >= -1 && fit_tokens <= (1 << 20));
+  Require(*this, "bits", bit_plan == BitPlan::kMixed || (auto_bits >= 0.25 && auto_bits <= 8));
+  Require(*this, "hi_bit", hi_bit >= 1 && hi_bit <= 8);
+  Require(*this, "lo_bit", lo_bit >= 1 && lo_bit <= 8);
+  Require(*this, "hi_fraction", hi_fraction >= 0 && hi_fraction <= 1);
+  Require(*this, "group_size",
+          group_size == 8 || group_size == 16 || group_size == 32 || group_size == 64 ||
+              group_size == 128);
+  Require(*this, "sink_tokens", sink_tokens >= 0 && sink_tokens <= 4096);
+  Require(*this, "recent_tokens", recent_tokens >= 0 && recent_tokens <= 65536);
+  Require(*this, "max_bytes", max_bytes >= 0);
+  if (bit_plan == BitPlan::kMixed && lo_bit > hi_bit) {
+    throw ConfigError("options lo_bit=" + std::to_string(lo_bit) +
+                      " and hi_bit=" + std::to_string(hi_bit) +
+                      " contradict each other; lo_bit must be at most hi_bit");
+  }
+}
+
+void KVCacheConfig::ValidateFor(int head_dim) const {
+  Validate();
+  if (rank && *rank > head_dim) {
+    Refuse("rank", std::to_string(*rank),
+           "from 1 to head_dim, which is " + std::to_string(head_dim) + " here");
+  }
+}
+
+std::string KVCacheConfig::ToString() const {
+  const KVCacheConfig defaults;
+  std::string text = method;
+  const char* separator = ":";
+  for (const Option& option : Options()) {
+    const std::string value = option.get(*this);
+    const std::string_view key = option.key;
+    const bool mixed_only = key == "hi_bit" || key == "lo_bit" || key == "hi_fraction";
+    if (mixed_only && bit_plan == BitPlan::kAuto) continue;
+    if (value == option.get(defaults) && !(mixed_only || key == "bits")) continue;
+    if (key == "bits" && !FindMethod(method).encodes()) continue;
+    if (mixed_only && !FindMethod(method).encodes()) continue;
+    text += separator + std::string(key) + "=" + value;
+    separator = ",";
+  }
+  return text;
+}
+
+std::string DescribeOptions() {
+  const KVCacheConfig defaults;
+  std::string text;
+  for (const Option& option : Options()) {
+    char line[320];
+    std::snprintf(line, sizeof(line), "%-17s %-9s %s; %s\n", option.key,
+                  option.get(defaults).c_str(), option.meaning, option.allowed);
+    text += line;
+  }
+  return text;
+}
+
+}  // namespace palu

@@ -1,0 +1,71 @@
+// File: layer_codec.h - a method fitted to one layer: bases, bit plans and the layout of its pages.
+#ifndef PALU_SRC_METHODS_LAYER_CODEC_H_
+#define PALU_SRC_METHODS_LAYER_CODEC_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/memory.h"
+#include "codec/page_layout.h"
+#include "fit/moments.h"
+#include "methods/method_table.h"
+#include "palu/spectrum.h"
+
+namespace palu {
+
+// Transform and codec of the heads [heads.first, heads.last) of one side:
+//   latent = basis (x - mean),   x ~ basis^T latent + mean
+struct GroupCodec {
+  HeadRange heads;
+  int dim = 0;                  // D
+  std::vector<float> mean;      // [D]
+  std::vector<uint16_t> basis;  // [rank][D] fp16, orthonormal rows
+  PagePlan plan;                // rank, bits, offsets
+
+  int rank() const { return plan.rank; }
+};
+
+struct SideCodec {
+  std::vector<GroupCodec> groups;
+  std::vector<int> group_of_head;  // [H]
+
+  const GroupCodec& head(int h) const { return groups[group_of_head[h]]; }
+  int max_rank() const;
+  // Bits per element of K (or V) over all heads: of codes, and of codes + scales.
+  double CodeBits() const;
+  double StoredBits() const;
+};
+
+// Immutable once made; shared by forks.
+struct LayerCodec {
+  SideCodec k, v;
+  PageLayout layout;
+  MemoryCharge charge;  // counts basis_bytes()
+
+  int64_t basis_bytes() const { return charge.bytes(); }
+};
+
+// Moments of every head group of both sides; the keys' already averaged where the config asks for
+// it.
+struct LayerMoments {
+  std::vector<HeadRange> groups;
+  std::vector<Moments> k, v;  // one per group
+};
+
+// Runs the fit: principal axes, ranks, bits, plans. Deterministic in the moments.
+// Cost: 2 * groups eigenproblems. Throws MemoryError.
+std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const LayerMoments& moments,
+                                           const MemoryAccountPtr& account);
+
+// The pages of the exact window: every head raw, in 16 or 32 bits.
+struct WindowFormat {
+  PagePlan k, v;
+  PageLayout layout;
+
+  WindowFormat(int heads, int dim_k, int dim_v, Codec codec);
+};
+
+}  // namespace palu
+
+#endif  // PALU_SRC_METHODS_LAYER_CODEC_H_
