@@ -1,0 +1,78 @@
+#include "kv_estimate.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string_view>
+#include <utility>
+
+namespace palu::app {
+namespace {
+
+constexpr double kFp16Bits = 16;
+
+// Bits per element of ggml's cache types, block scales included (ggml.h).
+double LlamaBits(std::string_view type) {
+  constexpr std::array<std::pair<std::string_view, double>, 9> kTypes = {{
+      {"f32", 32},
+      {"q8_0", 8.5},
+      {"q4_0", 4.5},
+      {"q4_1", 5},
+      {"iq4_nl", 4.5},
+      {"q5_0", 5.5},
+      {"q5_1", 6},
+      {"f16", kFp16Bits},
+      {"bf16", kFp16Bits},
+  }};
+  for (const auto& [name, bits] : kTypes) {
+    if (type == name) return bits;
+  }
+  return 0;  // unknown: the session says so
+}
+
+// Least bits per encoded token and head of one side with D dims.
+double EncodedBits(const KVCacheConfig& config, int dims) {
+  if (config.method != "palu") return 0;
+  const bool full_rank = !config.rank && config.energy_threshold >= 1;
+  const int rank = full_rank ? dims : std::min(config.rank.value_or(1), dims);
+  // A channel has at most 8 bits, so a low rank cannot use up a large budget.
+  if (config.bit_plan == BitPlan::kAuto) return std::min(config.auto_bits * dims, 8.0 * rank);
+  const int high = std::max(1, static_cast<int>(std::floor(rank * config.hi_fraction)));
+  const double scale = config.scales == ScaleFormat::kMinMax ? 32.0 : 8.0;
+  return high * config.hi_bit + (rank - high) * config.lo_bit + rank * scale / config.group_size;
+}
+
+double LayerBits(const LayerShape& layer, const KVCacheConfig& config, int64_t tokens) {
+  const int64_t dims = layer.head_dim_k + layer.head_dim_v;
+  if (layer.window > 0) tokens = std::min<int64_t>(tokens, layer.window);
+  const int64_t fit_tokens =
+      config.fit_tokens < 0 ? 8 * std::max(layer.head_dim_k, layer.head_dim_v) : config.fit_tokens;
+  const bool exact =
+      config.method == "fp16" || config.method == "fp32" || layer.window > 0 || tokens < fit_tokens;
+  const int64_t encoded =
+      exact ? 0 : std::max<int64_t>(0, tokens - config.sink_tokens - config.recent_tokens);
+  const double bits = EncodedBits(config, layer.head_dim_k) + EncodedBits(config, layer.head_dim_v);
+  // A group of tokens that is not full yet is exact: the estimate stays below.
+  const double exact_bits = config.method == "fp32" ? 2 * kFp16Bits : kFp16Bits;
+  return layer.kv_heads * (encoded * bits + (tokens - encoded) * exact_bits * dims);
+}
+
+}  // namespace
+
+int64_t EstimateKvBytes(const ModelShape& shape, const std::string& cache, int64_t tokens) {
+  constexpr std::string_view kLlama = "llama:";
+  double bits = 0;
+  if (cache.starts_with(kLlama)) {
+    const std::string type = cache.substr(kLlama.size(), cache.find(',') - kLlama.size());
+    for (const LayerShape& layer : shape.layers) {
+      const int64_t kept = layer.window > 0 ? std::min<int64_t>(tokens, layer.window) : tokens;
+      bits += LlamaBits(type) * kept * layer.kv_heads * (layer.head_dim_k + layer.head_dim_v);
+    }
+  } else {
+    const KVCacheConfig config = KVCacheConfig::Parse(cache);
+    for (const LayerShape& layer : shape.layers) bits += LayerBits(layer, config, tokens);
+  }
+  return static_cast<int64_t>(bits / 8);
+}
+
+}  // namespace palu::app

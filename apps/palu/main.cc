@@ -1,0 +1,64 @@
+// palu: runs GGUF models whose KV cache is kept as packed low-rank latents.
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "palu/errors.h"
+#include "verbs.h"
+
+namespace {
+
+constexpr char kExitCodes[] =
+    "Exit codes: 0 done, 1 something failed (a file, memory, the model), 2 wrong option, 130 "
+    "stopped "
+    "by Ctrl-C.";
+
+// Every message is one line on stderr: "palu: error: ...".
+void SetUpLog() {
+  spdlog::set_default_logger(spdlog::stderr_color_mt("palu"));
+  spdlog::set_pattern("palu: %^%l%$: %v");
+}
+
+int Fail(int code, std::string message) {
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  spdlog::error("{}", message);
+  return code;
+}
+
+int Main(int argc, char** argv) {
+  using palu::app::kRuntimeErrorExit, palu::app::kUsageExit;
+  CLI::App app{"Runs GGUF models with a KV cache of packed low-rank latents.", "palu"};
+  app.footer(kExitCodes);
+  app.set_version_flag("--version", std::string("palu ") + PALU_VERSION);
+  app.require_subcommand(1);
+  palu::app::Action action;
+  palu::app::AddRun(app, action);
+  palu::app::AddInspect(app, action);
+  palu::app::AddMethods(app, action);
+  try {
+    app.parse(argc, argv);
+    return action();
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help and --version
+    return Fail(kUsageExit, std::string(e.what()) + " (see palu --help)");
+  } catch (const palu::app::UsageError& e) {
+    return Fail(kUsageExit, e.what());
+  } catch (const palu::ConfigError& e) {
+    return Fail(kUsageExit, e.what());
+  } catch (const std::bad_alloc&) {
+    return Fail(kRuntimeErrorExit, "out of memory");
+  } catch (const std::exception& e) {
+    return Fail(kRuntimeErrorExit, e.what());
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  SetUpLog();
+  return Main(argc, argv);
+}

@@ -1,0 +1,71 @@
+#include "kv_estimate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "palu/palu.h"
+
+namespace palu::app {
+namespace {
+
+constexpr int kLayers = 2, kHeads = 3, kDim = 64;
+const ModelShape kShape = ModelShape::Uniform(kLayers, kHeads, kDim);
+
+int64_t Fp16Bytes(int64_t tokens) { return tokens * kLayers * kHeads * 2 * kDim * 2; }
+
+// Bytes that real caches allocate for Gaussian keys and values.
+int64_t RealBytes(const std::string& cache, int64_t tokens) {
+  std::vector<KVCache> caches = KVCacheBuilder::ForModel(kShape, KVCacheConfig::Parse(cache));
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> rows(tokens * kHeads * kDim);
+  for (float& x : rows) x = normal(random);
+  const ConstTensor tensor = ConstTensor::Rows(rows.data(), tokens, kHeads, kDim);
+  const RopeParams rope;
+  int64_t bytes = 0;
+  for (KVCache& layer : caches) {
+    layer.Append(tensor, tensor, {.rope = &rope});
+    layer.Seal();
+    bytes += layer.nbytes();
+  }
+  return bytes;
+}
+
+TEST(EstimateKvBytes, ExactCachesAreTheirElements) {
+  EXPECT_EQ(EstimateKvBytes(kShape, "fp16", 1000), Fp16Bytes(1000));
+  EXPECT_EQ(EstimateKvBytes(kShape, "fp32", 1000), 2 * Fp16Bytes(1000));
+  EXPECT_EQ(EstimateKvBytes(kShape, "llama:f16", 1000), Fp16Bytes(1000));
+  EXPECT_EQ(EstimateKvBytes(kShape, "llama:q8_0,fa=on", 1000), Fp16Bytes(1000) * 17 / 32);
+}
+
+TEST(EstimateKvBytes, ShortPromptsStayExact) {
+  EXPECT_EQ(EstimateKvBytes(kShape, "palu", 100), Fp16Bytes(100));
+}
+
+TEST(EstimateKvBytes, IsCloseToWhatCachesAllocateAndNeverAbove) {
+  constexpr int64_t kTokens = 4096;
+  for (const char* cache : {"fp16", "palu", "palu:bits=auto:2", "palu:bits=auto:6",
+                            "palu:rank=16,hi_bit=4,lo_bit=2", "palu:reference,rank=32"}) {
+    const int64_t estimate = EstimateKvBytes(kShape, cache, kTokens);
+    const int64_t real = RealBytes(cache, kTokens);
+    EXPECT_LE(estimate, real) << cache;
+    EXPECT_GE(estimate, 0.6 * real) << cache;
+  }
+}
+
+TEST(EstimateKvBytes, SlidingWindowsAreBounded) {
+  ModelShape shape = kShape;
+  for (LayerShape& layer : shape.layers) layer.window = 128;
+  EXPECT_EQ(EstimateKvBytes(shape, "palu", 100'000), Fp16Bytes(128));
+}
+
+TEST(EstimateKvBytes, RefusesWhatIsNoCache) {
+  EXPECT_THROW(EstimateKvBytes(kShape, "nonsense", 10), ConfigError);
+}
+
+}  // namespace
+}  // namespace palu::app
