@@ -11,10 +11,11 @@
 namespace palu {
 namespace {
 
-constexpr int64_t kRunTokens = 1024;    // of one decode task
-constexpr int64_t kSubRunTokens = 256;  // of one accumulate call
-constexpr int64_t kTileTokens = 256;    // of one prefill tile
-constexpr int64_t kTileRows = 192;      // queries * group of one prefill task, about
+constexpr int64_t kRunTokens = 1024;                // of one decode task
+constexpr int64_t kSubRunTokens = 256;              // of one accumulate call
+constexpr int64_t kTileTokens = 256;                // of one prefill tile
+constexpr int64_t kTileRows = 192;                  // queries * group of one prefill task, about
+constexpr int64_t kDecodeRows = 2 * kMaxFusedRows;  // at most, to go over packed pages directly
 // Below so many multiply-adds a call is not worth waking threads.
 constexpr int64_t kSerialWork = 1 << 18;
 
@@ -57,14 +58,17 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
   side.Collect(segment, task.kv_head, false, task.first_page, task.pages);
   const int rank_k = side.plan->rank;
   scores.resize(static_cast<size_t>(rows) * tokens);
-  scratch.resize(static_cast<size_t>(rows + 2) * (rank_k + 16));
-  kernels.score({.run = {side.plan, side.pages.data(), static_cast<int>(task.pages)},
-                 .q = segment.encoded ? queries.latent.data() : queries.exact.data(),
-                 .q_stride = rank_k,
-                 .rows = rows,
-                 .out = scores.data(),
-                 .out_stride = tokens,
-                 .scratch = scratch.data()});
+  scratch.resize(static_cast<size_t>(kMaxFusedRows + 2) * (rank_k + 16));
+  const float* const q = segment.encoded ? queries.latent.data() : queries.exact.data();
+  for (int r = 0; r < rows; r += kMaxFusedRows) {
+    kernels.score({.run = {side.plan, side.pages.data(), static_cast<int>(task.pages)},
+                   .q = q + static_cast<int64_t>(r) * rank_k,
+                   .q_stride = rank_k,
+                   .rows = std::min(kMaxFusedRows, rows - r),
+                   .out = scores.data() + r * tokens,
+                   .out_stride = tokens,
+                   .scratch = scratch.data()});
+  }
   for (int r = 0; r < rows; ++r) {
     float* const row = scores.data() + r * tokens;
     FinishScores(call, r / call.group, segment.encoded ? queries.mean_dot[r] : 0.0f, first, count,
@@ -82,16 +86,18 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
   const int64_t step = std::max<int64_t>(1, kSubRunTokens / page_tokens);
   const int groups = side.plan->raw ? 1 : side.plan->groups();
   scratch.resize(static_cast<size_t>(2 * step * groups) * (side.plan->rank + 16) +
-                 step * groups * rows);
-  for (int64_t p = 0; p < task.pages; p += step) {
-    const int64_t n = std::min(step, task.pages - p);
-    kernels.accumulate({.run = {side.plan, side.pages.data() + p, static_cast<int>(n)},
-                        .p = scores.data() + p * page_tokens,
-                        .p_stride = tokens,
-                        .rows = rows,
-                        .acc = acc,
-                        .acc_stride = acc_stride,
-                        .scratch = scratch.data()});
+                 step * groups * kMaxFusedRows);
+  for (int r = 0; r < rows; r += kMaxFusedRows) {
+    for (int64_t p = 0; p < task.pages; p += step) {
+      kernels.accumulate({.run = {side.plan, side.pages.data() + p,
+                                  static_cast<int>(std::min(step, task.pages - p))},
+                          .p = scores.data() + r * tokens + p * page_tokens,
+                          .p_stride = tokens,
+                          .rows = std::min(kMaxFusedRows, rows - r),
+                          .acc = acc + r * acc_stride,
+                          .acc_stride = acc_stride,
+                          .scratch = scratch.data()});
+    }
   }
 }
 
@@ -328,7 +334,7 @@ void AttendPrefill(const AttendCall& call) {
 void AttendSequence(const Sequence& sequence, const AttendArgs& args, int64_t b,
                     const MutableTensor& out) {
   const AttendCall call(sequence, args, b, out);
-  if (call.n * call.group <= kMaxFusedRows) {
+  if (call.n == 1 || call.n * call.group <= kDecodeRows) {
     AttendDecode(call);
   } else {
     AttendPrefill(call);

@@ -1,7 +1,12 @@
 #include "cache/page_store.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstring>
+#include <iterator>
 #include <utility>
+
+#include "palu/errors.h"
 
 namespace palu {
 
@@ -16,6 +21,24 @@ void PageStore::MakeUnique(BufferPtr& slab) {
   slab = std::move(copy);
 }
 
+// The room of the table depends on its length alone, so that nbytes does not tell how the tokens
+// came.
+void PageStore::FitTable(size_t n) {
+  const size_t room = n == 0 ? 0 : std::bit_ceil(std::max<size_t>(n, 4));
+  if (slabs_.capacity() == room) return;
+  CountedVector<BufferPtr> table(slabs_.get_allocator());
+  table.reserve(room);
+  std::move(slabs_.begin(), slabs_.end(), std::back_inserter(table));
+  slabs_.swap(table);
+}
+
+void PageStore::ShrinkTable() {
+  try {
+    FitTable(slabs_.size());
+  } catch (const MemoryError&) {  // then it stays too large
+  }
+}
+
 void PageStore::Extend(int64_t n) {
   if (n == 0) return;
   const size_t needed = static_cast<size_t>((pages_ + n + pages_per_slab_ - 1) / pages_per_slab_);
@@ -23,10 +46,12 @@ void PageStore::Extend(int64_t n) {
   // The slab that is half full may be shared: pages behind pages_ belong to whoever writes first.
   if (pages_ % pages_per_slab_ != 0)
     MakeUnique(slabs_[static_cast<size_t>(pages_ / pages_per_slab_)]);
+  FitTable(needed);
   try {
     while (slabs_.size() < needed) slabs_.push_back(std::make_shared<Buffer>(account_, SlabSize()));
   } catch (...) {
     slabs_.resize(before);
+    ShrinkTable();
     throw;
   }
   pages_ += n;
@@ -41,12 +66,13 @@ uint8_t* PageStore::MutablePage(int64_t i) {
 void PageStore::PopBack(int64_t n) {
   pages_ -= n;
   slabs_.resize(static_cast<size_t>((pages_ + pages_per_slab_ - 1) / pages_per_slab_));
-  if (slabs_.empty()) slabs_.shrink_to_fit();
+  ShrinkTable();
 }
 
 void PageStore::PopFront(int64_t n) {
   slabs_.erase(slabs_.begin(), slabs_.begin() + n);
   pages_ -= n;
+  ShrinkTable();
 }
 
 int64_t PageStore::slab_bytes() const {

@@ -45,6 +45,8 @@ class PageStore {
  private:
   size_t SlabSize() const { return layout_->page_bytes * pages_per_slab_ + kReadPadding; }
   void MakeUnique(BufferPtr& slab);
+  void FitTable(size_t n);
+  void ShrinkTable();
 
   const PageLayout* layout_;
   int pages_per_slab_;
