@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -401,6 +402,14 @@ struct Snapshot {
   int64_t size, nbytes, encoded, code_bytes, scale_bytes, basis_bytes;
   Floats k, v;
   bool operator==(const Snapshot&) const = default;
+  friend void PrintTo(const Snapshot& s, std::ostream* out) {
+    double sum_k = 0, sum_v = 0;
+    for (const float x : s.k) sum_k += x;
+    for (const float x : s.v) sum_v += x;
+    *out << "size " << s.size << ", nbytes " << s.nbytes << ", encoded " << s.encoded << ", codes "
+         << s.code_bytes << ", scales " << s.scale_bytes << ", bases " << s.basis_bytes
+         << ", sum of K " << sum_k << ", of V " << sum_v;
+  }
 };
 
 inline Snapshot Take(const KVCache& cache) {

@@ -30,8 +30,9 @@ std::optional<T> ParseNumber(std::string_view text) {
   return value;
 }
 
-// Shortest form that reads back to the same double.
-inline std::string NumberText(double value) {
+// Shortest form that reads back to the same number.
+template <class T>
+std::string NumberText(T value) {
   char text[32];
   const auto [end, error] = std::to_chars(text, text + sizeof(text), value);
   return std::string(text, end);

@@ -43,7 +43,7 @@ Option NumberOption(const char* key, const char* meaning, const char* allowed,
           [field](const Option& o, KVCacheConfig& c, std::string_view text) {
             c.*field = Number<T>(o, text);
           },
-          [field](const KVCacheConfig& c) { return NumberText(static_cast<double>(c.*field)); }};
+          [field](const KVCacheConfig& c) { return NumberText(c.*field); }};
 }
 
 // An option with named values.
