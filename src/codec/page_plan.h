@@ -1,24 +1,27 @@
-// File: page_plan.h - the byte layout of packed latents: one side (K or V) of one KV head in one page.
+// File: page_plan.h - the byte layout of packed latents: one side (K or V) of one KV head in one
+// page.
 //
 // A page holds T = 32 * blocks tokens. Its codes are
 //     codes[block][channel][plane]            block = 32 tokens, channels in basis order
 // and its scales, apart from the codes,
 //     minmax:  fp16 scale[group][channel], then fp16 zero[group][channel]
 //     log8:    u8 scale[group][channel]
-// with T / group_size groups of tokens; neither exists for channels of 16 or 32 bits (a side has either only
-// such channels or none). Little endian; nothing is aligned beyond 4 bytes; docs/page_format.md draws it.
+// with T / group_size groups of tokens; neither exists for channels of 16 or 32 bits (a side has
+// either only such channels or none). Little endian; nothing is aligned beyond 4 bytes;
+// docs/page_format.md draws it.
 //
-// A channel of b bits (1..8) takes exactly 4 b bytes per block: its codes are cut into planes of 8, 4, 2 and 1
-// bits, the binary digits of b from the largest down (b = 3: a 2-bit plane, then a 1-bit plane; b = 8: one 8-bit
-// plane). The first plane holds the lowest bits of the code, each next plane the bits above. Within a block of 32
-// tokens, a plane of p bits has 4 p bytes, and token t sits in byte t mod (4 p) at bit p * (t / (4 p)).
-// 16-bit channels hold 32 fp16 values, 32-bit channels 32 floats.
+// A channel of b bits (1..8) takes exactly 4 b bytes per block: its codes are cut into planes of 8,
+// 4, 2 and 1 bits, the binary digits of b from the largest down (b = 3: a 2-bit plane, then a 1-bit
+// plane; b = 8: one 8-bit plane). The first plane holds the lowest bits of the code, each next
+// plane the bits above. Within a block of 32 tokens, a plane of p bits has 4 p bytes, and token t
+// sits in byte t mod (4 p) at bit p * (t / (4 p)). 16-bit channels hold 32 fp16 values, 32-bit
+// channels 32 floats.
 //
 // A code means   value = a * level + z   with a signed 8-bit level:
 //     uniform levels (minmax at any b, log8 at b >= 5):  level = code - 2^(b-1)
 //     Lloyd-Max levels (log8 at b <= 4):                 level = LevelTable(b)[code]
-//     minmax:  a = scale, z = zero + a / 2        zero is the value at the middle code, (min + max) / 2
-//     log8:    a = Log8Value(scale) * unit[b],  z = a * half[b]
+//     minmax:  a = scale, z = zero + a / 2        zero is the value at the middle code, (min + max)
+//     / 2 log8:    a = Log8Value(scale) * unit[b],  z = a * half[b]
 #ifndef PALU_SRC_CODEC_PAGE_PLAN_H_
 #define PALU_SRC_CODEC_PAGE_PLAN_H_
 
@@ -32,35 +35,40 @@
 namespace palu {
 
 inline constexpr int kBlockTokens = 32;
-// Kernels may read this many bytes past the end of a page; every buffer that holds pages ends with them.
+// Kernels may read this many bytes past the end of a page; every buffer that holds pages ends with
+// them.
 inline constexpr size_t kReadPadding = 64;
 inline constexpr int kMaxRank = 1024;
-// Per-channel float arrays of a plan end with so many zeros, so that vectors may run past the last channel.
+// Per-channel float arrays of a plan end with so many zeros, so that vectors may run past the last
+// channel.
 inline constexpr int kChannelPadding = 16;
 
-// Signed levels of a code of b bits, entries 2^b.. repeat 0; b <= 4. Lloyd-Max levels of a unit Gaussian times
-// 1 / Log8Unit(b), rounded to integers.
+// Signed levels of a code of b bits, entries 2^b.. repeat 0; b <= 4. Lloyd-Max levels of a unit
+// Gaussian times 1 / Log8Unit(b), rounded to integers.
 const std::array<int8_t, 16>& LloydMaxLevels(int bits);
 // code - 2^(b-1) for b <= 4, as a table, so that kernels treat both level kinds alike.
 const std::array<int8_t, 16>& UniformLevels(int bits);
-// value per level unit for rms = 1 (log8): Lloyd-Max at b <= 4, the best uniform step for a Gaussian above.
+// value per level unit for rms = 1 (log8): Lloyd-Max at b <= 4, the best uniform step for a
+// Gaussian above.
 float Log8Unit(int bits);
 // 0 for Lloyd-Max levels, 0.5 for the uniform ones (levels lie between codes).
 float Log8Half(int bits);
 
-// An 8-bit scale: 5 exponent bits, 3 mantissa bits, value (8 + (e & 7)) / 8 * 2^((e >> 3) - 24); 2^-24 .. 240.
+// An 8-bit scale: 5 exponent bits, 3 mantissa bits, value (8 + (e & 7)) / 8 * 2^((e >> 3) - 24);
+// 2^-24 .. 240.
 float Log8Value(uint8_t e);
 // The nearest such scale by ratio, saturating.
 uint8_t Log8FromFloat(float x);
 
-// Layout and per-channel constants of one side of one head group. Built once per fit; read by every kernel.
+// Layout and per-channel constants of one side of one head group. Built once per fit; read by every
+// kernel.
 struct PagePlan {
-  int rank = 0;                 // channels; every one has bits > 0
-  int page_tokens = 32;         // T, a multiple of 32
-  int group_size = 32;          // tokens per scale, divides T
+  int rank = 0;          // channels; every one has bits > 0
+  int page_tokens = 32;  // T, a multiple of 32
+  int group_size = 32;   // tokens per scale, divides T
   ScaleFormat scales = ScaleFormat::kMinMax;
-  bool raw = false;             // all channels 16 or 32 bits: no scales, value = the stored number
-  std::vector<uint8_t> bits;          // [rank]: 1..8, or 16, or 32
+  bool raw = false;           // all channels 16 or 32 bits: no scales, value = the stored number
+  std::vector<uint8_t> bits;  // [rank]: 1..8, or 16, or 32
   std::vector<uint32_t> code_offset;  // [rank], bytes from the start of a block
   uint32_t block_bytes = 0;           // codes of 32 tokens
   uint32_t scale_bytes = 0;           // scales (and zeros) of one page
@@ -76,7 +84,8 @@ struct PagePlan {
   double code_bits_per_token() const { return block_bytes * 8.0 / kBlockTokens; }
   double stored_bits_per_token() const { return page_bytes() * 8.0 / page_tokens; }
 
-  // bits: [rank], each 1..8; or all 16; or all 32. page_tokens = max(32, group_size) unless raw (32).
+  // bits: [rank], each 1..8; or all 16; or all 32. page_tokens = max(32, group_size) unless raw
+  // (32).
   static PagePlan Make(std::vector<uint8_t> bits, ScaleFormat scales, int group_size);
 };
 

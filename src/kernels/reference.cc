@@ -148,7 +148,8 @@ void DecodeBlockTokens(const PagePlan& plan, const uint8_t* page, int block, flo
 
 // --- encode ---
 
-// Latents reach sqrt(head_dim) times the fp16 range of K and V; their scales stay finite.
+// Latents reach sqrt(head_dim) times the fp16 range of K and V; what is stored of them stays
+// finite.
 uint16_t SaturatedF16(float x) { return F32ToF16(std::clamp(x, -kMaxF16, kMaxF16)); }
 
 // Root mean square of n values (a multiple of 8). The order of the sum is part of the format's
@@ -172,7 +173,7 @@ Affine WriteScale(const PagePlan& plan, const float* x, int group, int channel, 
     const auto [min, max] = std::minmax_element(x, x + n);
     const float steps = static_cast<float>((1 << plan.bits[channel]) - 1);
     const uint16_t scale = SaturatedF16((*max - *min) / steps);
-    const uint16_t zero = SaturatedF16(*min * 0.5f + *max * 0.5f);
+    const uint16_t zero = SaturatedF16((*min * 0.5f + *max * 0.5f) + 0.0f);  // never -0
     Store(scales + 2 * i, scale);
     Store(scales + 2 * (plan.groups() * plan.rank + i), zero);
     return {F16ToF32(scale), F16ToF32(zero)};
@@ -183,7 +184,7 @@ Affine WriteScale(const PagePlan& plan, const float* x, int group, int channel, 
 }
 
 int NearestCode(const PagePlan& plan, int bits, const Affine& affine, float x) {
-  // A group without range has only one value: the middle code, times zero.
+  // A group without range gets the middle code everywhere; the code is multiplied by zero.
   const float y = affine.a == 0 ? 0.0f : (x - affine.z) / affine.a;
   const int last = (1 << bits) - 1;
   if (plan.scales == ScaleFormat::kLog8 && bits <= 4) {
@@ -210,7 +211,7 @@ void EncodePage(const PagePlan& plan, const float* x, int64_t x_stride, uint8_t*
       uint8_t* codes =
           page + static_cast<size_t>(t / kBlockTokens) * plan.block_bytes + plan.code_offset[c];
       if (bits == 16) {
-        Store(codes + 2 * in_block, F32ToF16(latents[t]));
+        Store(codes + 2 * in_block, SaturatedF16(latents[t]));
       } else if (bits == 32) {
         Store(codes + 4 * in_block, latents[t]);
       } else {

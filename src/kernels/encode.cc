@@ -1,0 +1,203 @@
+// Packs latents into a page: scale per (channel, token group), nearest codes, bit planes.
+//
+// All targets write the same bytes as the reference: the few float operations that decide them (max
+// - min, divisions, the partial sums of the mean square) are done in the same order and precision
+// everywhere, and none of them is a product followed by a sum that a compiler could fuse.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/encode.cc"
+// clang-format off: the order matters
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/simd-inl.h"
+#include "kernels/targets.h"
+// clang-format on
+
+#include <cmath>
+#include <limits>
+
+#include "base/fp16.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace palu {
+namespace HWY_NAMESPACE {
+namespace {
+#if PALU_IS_SIMD(HWY_TARGET)
+
+using D8F = hn::CappedTag<float, 8>;  // group sizes are multiples of 8
+constexpr int kLanes8 = static_cast<int>(hn::MaxLanes(D8F()));
+
+HWY_INLINE float Clamp(float x, float low, float high) {
+  return x < low ? low : (x > high ? high : x);
+}
+
+HWY_INLINE uint16_t SaturatedF16(float x) { return F32ToF16(Clamp(x, -kMaxF16, kMaxF16)); }
+
+HWY_INLINE void MinMax(const float* x, int n, float& min, float& max) {
+  const D8F d;
+  auto low = hn::LoadU(d, x), high = low;
+  for (int i = kLanes8; i < n; i += kLanes8) {
+    const auto v = hn::LoadU(d, x + i);
+    low = hn::Min(low, v);
+    high = hn::Max(high, v);
+  }
+  min = hn::GetLane(hn::MinOfLanes(d, low));
+  max = hn::GetLane(hn::MaxOfLanes(d, high));
+}
+
+// Eight partial sums of squares in double (exact products), then those in order: see the reference.
+HWY_INLINE float RootMeanSquare(const float* x, int n) {
+  const hn::CappedTag<double, 8> dd;
+  const hn::Rebind<float, decltype(dd)> df;
+  constexpr int kDoubles = static_cast<int>(hn::MaxLanes(dd));
+  alignas(64) double partial[8];
+  for (int j = 0; j < 8; j += kDoubles) {
+    auto sum = hn::Zero(dd);
+    for (int i = j; i < n; i += 8) {
+      const auto v = hn::PromoteTo(dd, hn::LoadU(df, x + i));
+      sum = hn::MulAdd(v, v, sum);
+    }
+    hn::Store(sum, dd, partial + j);
+  }
+  double sum = 0;
+  for (const double s : partial) sum += s;
+  return static_cast<float>(std::sqrt(sum / n));
+}
+
+// value = step * (code as a level) + offset, as the stored scale gives it.
+struct Step {
+  float step, offset;
+};
+
+HWY_INLINE Step WriteScale(const PagePlan& plan, const float* x, int group, int channel,
+                           uint8_t* page) {
+  uint8_t* scales = page + plan.code_bytes();
+  const int i = group * plan.rank + channel, n = plan.group_size;
+  if (plan.scales == ScaleFormat::kMinMax) {
+    float min, max;
+    MinMax(x, n, min, max);
+    const float steps = static_cast<float>((1 << plan.bits[channel]) - 1);
+    const uint16_t scale = SaturatedF16((max - min) / steps);
+    const uint16_t zero = SaturatedF16((min * 0.5f + max * 0.5f) + 0.0f);  // never -0
+    std::memcpy(scales + 2 * i, &scale, 2);
+    std::memcpy(scales + 2 * (plan.groups() * plan.rank + i), &zero, 2);
+    return {F16ToF32(scale), F16ToF32(zero)};
+  }
+  scales[i] = Log8FromFloat(RootMeanSquare(x, n));
+  return {Log8Value(scales[i]) * plan.unit[channel], 0.0f};
+}
+
+// codes[t] = nearest code of x[t], n a multiple of 8.
+HWY_INLINE void NearestCodes(const PagePlan& plan, int bits, Step step, const float* x, int n,
+                             uint8_t* codes) {
+  const D8F df;
+  const hn::RebindToSigned<D8F> di;
+  const hn::Rebind<uint8_t, D8F> db;
+  const int last = (1 << bits) - 1;
+  const bool lloyd_max = plan.scales == ScaleFormat::kLog8 && bits <= 4;
+  const auto& levels = LloydMaxLevels(lloyd_max ? bits : 1);
+  const auto offset = hn::Set(df, step.offset);
+  // A group without range (step 0) gets the middle code everywhere.
+  const auto divisor =
+      hn::Set(df, step.step == 0 ? std::numeric_limits<float>::infinity() : step.step);
+  const auto middle = hn::Set(df, 0.5f * static_cast<float>(last));
+  const auto highest = hn::Set(df, static_cast<float>(last));
+  for (int t = 0; t < n; t += kLanes8) {
+    const auto y = hn::Div(hn::Sub(hn::LoadU(df, x + t), offset), divisor);
+    auto code = hn::Zero(di);
+    if (lloyd_max) {
+      for (int i = 0; i < last; ++i) {
+        const auto between = hn::Set(df, 0.5f * static_cast<float>(levels[i] + levels[i + 1]));
+        code = hn::Sub(code, hn::BitCast(di, hn::VecFromMask(df, hn::Gt(y, between))));
+      }
+    } else {
+      const auto clamped = hn::Min(hn::Max(hn::Add(y, middle), hn::Zero(df)), highest);
+      code = hn::NearestInt(clamped);
+    }
+    hn::StoreU(hn::DemoteTo(db, code), db, codes + t);
+  }
+}
+
+// Cuts 32 codes into planes; the inverse of UnpackCodes. Bytes of a 64-bit word are eight tokens.
+HWY_INLINE void PackCodes(const uint8_t* codes, int bits, uint8_t* to) {
+  uint64_t w[4];
+  std::memcpy(w, codes, sizeof(w));
+  if (bits == 8) {
+    std::memcpy(to, w, sizeof(w));
+    return;
+  }
+  if (bits & 4) {
+    constexpr uint64_t kMask = 0x0f0f0f0f0f0f0f0f;
+    const uint64_t plane[2] = {(w[0] & kMask) | (w[2] & kMask) << 4, (w[1] & kMask) | (w[3] & kMask)
+                                                                                          << 4};
+    std::memcpy(to, plane, sizeof(plane));
+    to += sizeof(plane);
+    for (uint64_t& word : w) word = word >> 4 & kMask;
+  }
+  if (bits & 2) {
+    constexpr uint64_t kMask = 0x0303030303030303;
+    const uint64_t plane =
+        (w[0] & kMask) | (w[1] & kMask) << 2 | (w[2] & kMask) << 4 | (w[3] & kMask) << 6;
+    std::memcpy(to, &plane, sizeof(plane));
+    to += sizeof(plane);
+    for (uint64_t& word : w) word = word >> 2;
+  }
+  if (bits & 1) {
+    constexpr uint64_t kMask = 0x0101010101010101;
+    // Word k holds tokens 8 k .. 8 k + 7: its lower four bytes go to bit 2 k, its upper four to bit
+    // 2 k + 1.
+    uint64_t both = 0;
+    for (int k = 0; k < 4; ++k) both |= (w[k] & kMask) << (2 * k);
+    const uint32_t plane = static_cast<uint32_t>(both) | static_cast<uint32_t>(both >> 32) << 1;
+    std::memcpy(to, &plane, sizeof(plane));
+  }
+}
+
+HWY_INLINE void EncodeRaw(const float* x, int bits, uint8_t* to) {
+  if (bits == 32) {
+    std::memcpy(to, x, kBlockTokens * sizeof(float));
+    return;
+  }
+  const DF df;
+  const VF limit = hn::Set(df, kMaxF16);
+  for (int t = 0; t < kBlockTokens; t += kLanes) {
+    const VF v = hn::Clamp(hn::LoadU(df, x + t), hn::Neg(limit), limit);
+    StoreF16(v, reinterpret_cast<uint16_t*>(to) + t);
+  }
+}
+
+void EncodePage(const PagePlan& plan, const float* x, int64_t x_stride, uint8_t* page) {
+  const int per_step = plan.group_size < kBlockTokens ? plan.group_size : kBlockTokens;
+  for (int c = 0; c < plan.rank; ++c, x += x_stride) {
+    const int bits = plan.bits[c];
+    uint8_t* to = page + plan.code_offset[c];
+    if (plan.raw) {
+      EncodeRaw(x, bits, to);
+      continue;
+    }
+    Step step{};
+    alignas(32) uint8_t codes[kBlockTokens];
+    for (int t = 0; t < plan.page_tokens; t += per_step) {
+      if (t % plan.group_size == 0) step = WriteScale(plan, x + t, t / plan.group_size, c, page);
+      const int in_block = t % kBlockTokens;
+      NearestCodes(plan, bits, step, x + t, per_step, codes + in_block);
+      if (in_block + per_step == kBlockTokens) {
+        PackCodes(codes, bits, to);
+        to += plan.block_bytes;
+      }
+    }
+  }
+}
+
+void AddEncodeTarget(KernelTable& table) { table.encode_page = EncodePage; }
+
+#endif  // PALU_IS_SIMD
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace palu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace palu {
+PALU_EXPORT_KERNELS(AddEncode)
+}  // namespace palu
+#endif

@@ -1,0 +1,137 @@
+// c = a b (+ c), row major f32: projections, tiles of Q K^T and P V.
+//
+// One register tile of kTileRows x 2 vectors, k innermost. Every element is one chain of
+// multiply-adds over k in order, whatever the sizes of the matrices: results do not depend on how
+// the caller cuts m and n.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/gemm.cc"
+// clang-format off: the order matters
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/simd-inl.h"
+#include "kernels/targets.h"
+// clang-format on
+
+HWY_BEFORE_NAMESPACE();
+namespace palu {
+namespace HWY_NAMESPACE {
+namespace {
+#if PALU_IS_SIMD(HWY_TARGET)
+
+// Sums take kTileRows * 2 of the 32 or 16 registers.
+constexpr int kTileRows = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON ? 8 : 6;
+
+// A tile of c: kRows rows, kVecs vectors of columns.
+template <int kRows, int kVecs>
+HWY_INLINE void Tile(const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
+                     int64_t ldc, int k, bool accumulate) {
+  const DF df;
+  VF sum[kRows][kVecs];
+  for (int i = 0; i < kRows; ++i) {
+    for (int j = 0; j < kVecs; ++j) {
+      sum[i][j] = accumulate ? hn::LoadU(df, c + i * ldc + j * kLanes) : hn::Zero(df);
+    }
+  }
+  for (int l = 0; l < k; ++l, b += ldb) {
+    VF row[kVecs];
+    for (int j = 0; j < kVecs; ++j) row[j] = hn::LoadU(df, b + j * kLanes);
+    for (int i = 0; i < kRows; ++i) {
+      const VF weight = hn::Set(df, a[i * lda + l]);
+      for (int j = 0; j < kVecs; ++j) sum[i][j] = hn::MulAdd(weight, row[j], sum[i][j]);
+    }
+  }
+  for (int i = 0; i < kRows; ++i) {
+    for (int j = 0; j < kVecs; ++j) hn::StoreU(sum[i][j], df, c + i * ldc + j * kLanes);
+  }
+}
+
+// All rows of kVecs vectors of columns.
+template <int kVecs>
+HWY_INLINE void Columns(const GemmArgs& args, const float* b, int64_t ldb, float* c, int64_t ldc,
+                        bool accumulate) {
+  int i = 0;
+  for (; i + kTileRows <= args.m; i += kTileRows) {
+    Tile<kTileRows, kVecs>(args.a + i * args.lda, args.lda, b, ldb, c + i * ldc, ldc, args.k,
+                           accumulate);
+  }
+  const float* a = args.a + i * args.lda;
+  c += i * ldc;
+  switch (args.m - i) {
+    case 1:
+      return Tile<1, kVecs>(a, args.lda, b, ldb, c, ldc, args.k, accumulate);
+    case 2:
+      return Tile<2, kVecs>(a, args.lda, b, ldb, c, ldc, args.k, accumulate);
+    case 3:
+      return Tile<3, kVecs>(a, args.lda, b, ldb, c, ldc, args.k, accumulate);
+    case 4:
+      return Tile<4, kVecs>(a, args.lda, b, ldb, c, ldc, args.k, accumulate);
+    case 5:
+      return Tile<5, kVecs>(a, args.lda, b, ldb, c, ldc, args.k, accumulate);
+    case 6:
+      return Tile<6, kVecs>(a, args.lda, b, ldb, c, ldc, args.k, accumulate);
+    case 7:
+      return Tile<7, kVecs>(a, args.lda, b, ldb, c, ldc, args.k, accumulate);
+    default:
+      return;
+  }
+}
+
+// The last columns, fewer than a vector: through copies that end with zeros, so that nothing
+// outside is touched.
+void LastColumns(const GemmArgs& args, int j) {
+  constexpr int kDepth = 256;
+  alignas(64) float b[kDepth * kLanes] = {};
+  const int width = args.n - j;
+  const size_t bytes = static_cast<size_t>(width) * sizeof(float);
+  int l = 0;
+  do {
+    GemmArgs part = args;
+    part.a += l;
+    part.k = args.k - l < kDepth ? args.k - l : kDepth;
+    for (int row = 0; row < part.k; ++row) {
+      std::memcpy(b + row * kLanes, args.b + (l + row) * args.ldb + j, bytes);
+    }
+    for (int i = 0; i < args.m; i += kTileRows) {
+      part.m = args.m - i < kTileRows ? args.m - i : kTileRows;
+      alignas(64) float c[kTileRows * kLanes] = {};
+      float* to = args.c + i * args.ldc + j;
+      if (args.accumulate || l > 0) {
+        for (int row = 0; row < part.m; ++row) {
+          std::memcpy(c + row * kLanes, to + row * args.ldc, bytes);
+        }
+      }
+      Columns<1>(part, b, kLanes, c, kLanes, true);
+      for (int row = 0; row < part.m; ++row) {
+        std::memcpy(to + row * args.ldc, c + row * kLanes, bytes);
+      }
+      part.a += kTileRows * args.lda;
+    }
+    l += kDepth;
+  } while (l < args.k);
+}
+
+void Gemm(const GemmArgs& args) {
+  int j = 0;
+  for (; j + 2 * kLanes <= args.n; j += 2 * kLanes) {
+    Columns<2>(args, args.b + j, args.ldb, args.c + j, args.ldc, args.accumulate);
+  }
+  if (j + kLanes <= args.n) {
+    Columns<1>(args, args.b + j, args.ldb, args.c + j, args.ldc, args.accumulate);
+    j += kLanes;
+  }
+  if (j < args.n) LastColumns(args, j);
+}
+
+void AddGemmTarget(KernelTable& table) { table.gemm = Gemm; }
+
+#endif  // PALU_IS_SIMD
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace palu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace palu {
+PALU_EXPORT_KERNELS(AddGemm)
+}  // namespace palu
+#endif

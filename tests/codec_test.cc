@@ -1,0 +1,445 @@
+// The page format: sizes, the bytes themselves, the scales, and what coding costs in error.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/fp16.h"
+#include "codec/page_plan.h"
+#include "kernels/kernels.h"
+#include "palu/errors.h"
+
+namespace palu {
+namespace {
+
+std::vector<uint8_t> Bytes(const PagePlan& plan) {
+  return std::vector<uint8_t>(plan.page_bytes() + kReadPadding, 0xcd);
+}
+
+std::vector<uint8_t> Encode(const KernelTable& kernels, const PagePlan& plan,
+                            const std::vector<float>& x) {
+  std::vector<uint8_t> page = Bytes(plan);
+  kernels.encode_page(plan, x.data(), plan.page_tokens, page.data());
+  return page;
+}
+
+// [channel][token] of a whole page.
+std::vector<float> Decode(const KernelTable& kernels, const PagePlan& plan,
+                          const std::vector<uint8_t>& page) {
+  std::vector<float> out(static_cast<size_t>(plan.rank) * plan.page_tokens);
+  std::vector<float> block(static_cast<size_t>(plan.rank) * kBlockTokens);
+  for (int b = 0; b < plan.blocks(); ++b) {
+    kernels.decode_block(plan, page.data(), b, block.data());
+    for (int c = 0; c < plan.rank; ++c) {
+      for (int t = 0; t < kBlockTokens; ++t) {
+        out[c * plan.page_tokens + b * kBlockTokens + t] = block[c * kBlockTokens + t];
+      }
+    }
+  }
+  return out;
+}
+
+std::vector<float> Gaussian(size_t n, float sigma, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0f, sigma);
+  std::vector<float> x(n);
+  for (float& v : x) v = normal(random);
+  return x;
+}
+
+// Mean squared error of unit-variance Gaussian latents of `bits` bits.
+double Distortion(ScaleFormat scales, int bits, int group_size) {
+  const PagePlan plan =
+      PagePlan::Make(std::vector<uint8_t>(64, static_cast<uint8_t>(bits)), scales, group_size);
+  double sum = 0;
+  size_t n = 0;
+  for (uint32_t seed = 0; seed < 20; ++seed) {
+    const auto x = Gaussian(static_cast<size_t>(plan.rank) * plan.page_tokens, 1.0f, seed);
+    const auto y = Decode(Active(), plan, Encode(Active(), plan, x));
+    for (size_t i = 0; i < x.size(); ++i) sum += (x[i] - y[i]) * (x[i] - y[i]);
+    n += x.size();
+  }
+  return sum / static_cast<double>(n);
+}
+
+// --- the plan ---
+
+TEST(PagePlan, TakesExactlyFourBytesPerBitChannelAndBlock) {
+  for (int b = 1; b <= 8; ++b) {
+    const PagePlan plan = PagePlan::Make({static_cast<uint8_t>(b)}, ScaleFormat::kLog8, 32);
+    EXPECT_EQ(plan.block_bytes, 4u * b);
+    EXPECT_EQ(plan.page_bytes(), 4u * b + 1);
+  }
+  EXPECT_EQ(PagePlan::Make({16, 16}, ScaleFormat::kMinMax, 32).page_bytes(), 2u * 32 * 2);
+  EXPECT_EQ(PagePlan::Make({32, 32, 32}, ScaleFormat::kMinMax, 32).page_bytes(), 3u * 32 * 4);
+}
+
+TEST(PagePlan, CountsScalesPerGroupAndChannel) {
+  // 16 channels, the first quarter at 4 bits, the others at 2: 0.625 * 4 bits of codes per channel.
+  std::vector<uint8_t> bits(16, 2);
+  std::fill(bits.begin(), bits.begin() + 4, 4);
+  const PagePlan minmax = PagePlan::Make(bits, ScaleFormat::kMinMax, 32);
+  EXPECT_EQ(minmax.code_bits_per_token(), 4 * 4 + 12 * 2);
+  EXPECT_EQ(minmax.stored_bits_per_token(), 4 * 4 + 12 * 2 + 16);  // 32 bits per 32 tokens
+  const PagePlan log8 = PagePlan::Make(bits, ScaleFormat::kLog8, 32);
+  EXPECT_EQ(log8.stored_bits_per_token(), 4 * 4 + 12 * 2 + 16 * 0.25);
+  const PagePlan small = PagePlan::Make(bits, ScaleFormat::kMinMax, 8);
+  EXPECT_EQ(small.page_tokens, 32);
+  EXPECT_EQ(small.groups(), 4);
+  EXPECT_EQ(small.scale_bytes, 4u * 16 * 4);
+  const PagePlan large = PagePlan::Make(bits, ScaleFormat::kMinMax, 128);
+  EXPECT_EQ(large.page_tokens, 128);
+  EXPECT_EQ(large.blocks(), 4);
+  EXPECT_EQ(large.groups(), 1);
+  EXPECT_EQ(large.page_bytes(), 4u * 4 * (4 * 4 + 12 * 2) + 16 * 4);
+}
+
+TEST(PagePlan, PutsChannelsOneAfterAnother) {
+  const PagePlan plan = PagePlan::Make({8, 3, 1}, ScaleFormat::kLog8, 32);
+  EXPECT_EQ(plan.code_offset, (std::vector<uint32_t>{0, 32, 44}));
+  EXPECT_EQ(plan.block_bytes, 48u);
+}
+
+TEST(PagePlan, AcceptsNoChannels) {
+  const PagePlan plan = PagePlan::Make({}, ScaleFormat::kLog8, 32);
+  EXPECT_EQ(plan.page_bytes(), 0u);
+  EXPECT_FALSE(plan.raw);
+}
+
+TEST(PagePlan, RejectsWhatTheFormatCannotHold) {
+  const auto make = [](std::vector<uint8_t> bits, int group) {
+    return PagePlan::Make(std::move(bits), ScaleFormat::kMinMax, group);
+  };
+  EXPECT_THROW(make({0}, 32), ConfigError);
+  EXPECT_THROW(make({4, 9}, 32), ConfigError);
+  EXPECT_THROW(make({16, 4}, 32), ConfigError);
+  EXPECT_THROW(make({4, 16}, 32), ConfigError);
+  EXPECT_THROW(make({16, 32}, 32), ConfigError);
+  EXPECT_THROW(make({4}, 24), ConfigError);
+  EXPECT_THROW(make({4}, 256), ConfigError);
+  EXPECT_THROW(make(std::vector<uint8_t>(kMaxRank + 1, 4), 32), ConfigError);
+  EXPECT_NO_THROW(make(std::vector<uint8_t>(kMaxRank, 4), 32));
+  try {
+    make({4, 12}, 32);
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what()).find("12 bits"), std::string::npos) << error.what();
+  }
+}
+
+// --- the bytes ---
+
+struct GoldenPage {
+  int bits;
+  std::vector<float> codes;    // latents that are their own codes: scale 1
+  std::vector<uint8_t> bytes;  // codes, fp16 scale, fp16 zero
+};
+
+// Written out from the description in page_plan.h, not by the encoder.
+std::vector<GoldenPage> GoldenPages() {
+  std::vector<GoldenPage> golden;
+  {
+    // Tokens 0, 5, 10 and 31 are in byte t mod 4 at bit t / 4.
+    std::vector<float> x(32, 0.0f);
+    for (const int t : {0, 5, 10, 31}) x[t] = 1;
+    golden.push_back({1, x, {0x01, 0x02, 0x04, 0x80, 0x00, 0x3c, 0x00, 0x38}});
+  }
+  {
+    // Byte j holds tokens j, j + 8, j + 16, j + 24, lowest bits first: codes (j + 0..3) mod 4.
+    std::vector<float> x(32);
+    for (int t = 0; t < 32; ++t) x[t] = static_cast<float>((t / 8 + t) % 4);
+    golden.push_back(
+        {2, x, {0xe4, 0x39, 0x4e, 0x93, 0xe4, 0x39, 0x4e, 0x93, 0x00, 0x3c, 0x00, 0x3e}});
+  }
+  {
+    // Codes t mod 8: a plane of 2 bits with t mod 4, then a plane of 1 bit, set in the odd fours.
+    std::vector<float> x(32);
+    for (int t = 0; t < 32; ++t) x[t] = static_cast<float>(t % 8);
+    golden.push_back({3,
+                      x,
+                      {0x00, 0x55, 0xaa, 0xff, 0x00, 0x55, 0xaa, 0xff,  //
+                       0xaa, 0xaa, 0xaa, 0xaa, 0x00, 0x3c, 0x00, 0x43}});
+  }
+  {
+    // Byte j holds tokens j and j + 16: 0..15 upwards, then downwards.
+    std::vector<float> x(32);
+    for (int t = 0; t < 32; ++t) x[t] = static_cast<float>(t < 16 ? t : 31 - t);
+    golden.push_back({4, x, {0xf0, 0xe1, 0xd2, 0xc3, 0xb4, 0xa5, 0x96, 0x87, 0x78, 0x69,
+                             0x5a, 0x4b, 0x3c, 0x2d, 0x1e, 0x0f, 0x00, 0x3c, 0x80, 0x47}});
+  }
+  {
+    // Codes 2 t, the last 63: the low four bits, then t / 8.
+    std::vector<float> x(32);
+    for (int t = 0; t < 32; ++t) x[t] = static_cast<float>(t < 31 ? 2 * t : 63);
+    golden.push_back({6, x, {0x00, 0x22, 0x44, 0x66, 0x88, 0xaa, 0xcc, 0xee, 0x00, 0x22,
+                             0x44, 0x66, 0x88, 0xaa, 0xcc, 0xfe, 0xe4, 0xe4, 0xe4, 0xe4,
+                             0xe4, 0xe4, 0xe4, 0xe4, 0x00, 0x3c, 0xe0, 0x4f}});
+  }
+  {
+    // One byte per token.
+    std::vector<float> x(32);
+    for (int t = 0; t < 32; ++t) x[t] = static_cast<float>(t < 31 ? 8 * t : 255);
+    golden.push_back(
+        {8, x, {0x00, 0x08, 0x10, 0x18, 0x20, 0x28, 0x30, 0x38, 0x40, 0x48, 0x50, 0x58,
+                0x60, 0x68, 0x70, 0x78, 0x80, 0x88, 0x90, 0x98, 0xa0, 0xa8, 0xb0, 0xb8,
+                0xc0, 0xc8, 0xd0, 0xd8, 0xe0, 0xe8, 0xf0, 0xff, 0x00, 0x3c, 0xf8, 0x57}});
+  }
+  return golden;
+}
+
+TEST(PageBytes, MatchTheLayoutWrittenOutByHand) {
+  for (const KernelTable* kernels : AllKernels()) {
+    for (const GoldenPage& golden : GoldenPages()) {
+      SCOPED_TRACE(std::string(kernels->name) + " bits " + std::to_string(golden.bits));
+      const PagePlan plan =
+          PagePlan::Make({static_cast<uint8_t>(golden.bits)}, ScaleFormat::kMinMax, 32);
+      ASSERT_EQ(plan.page_bytes(), golden.bytes.size());
+      std::vector<uint8_t> page = Encode(*kernels, plan, golden.codes);
+      EXPECT_TRUE(std::equal(golden.bytes.begin(), golden.bytes.end(), page.begin()));
+      // Nothing is written past the page.
+      for (size_t i = plan.page_bytes(); i < page.size(); ++i) EXPECT_EQ(page[i], 0xcd);
+      // And the bytes decode to what they were made from: the latents were codes times 1.
+      std::copy(golden.bytes.begin(), golden.bytes.end(), page.begin());
+      EXPECT_EQ(Decode(*kernels, plan, page), golden.codes);
+    }
+  }
+}
+
+TEST(PageBytes, HoldScalesByGroupAfterAllBlocks) {
+  // Two channels, groups of 8 tokens that differ in scale and zero: group g of channel c spans [g,
+  // g + 2 (c + 1)].
+  const PagePlan plan = PagePlan::Make({2, 2}, ScaleFormat::kMinMax, 8);
+  std::vector<float> x(2 * 32);
+  for (int c = 0; c < 2; ++c) {
+    for (int t = 0; t < 32; ++t) {
+      x[c * 32 + t] = static_cast<float>(t / 8 + (t % 2) * 3 * (c + 1));
+    }
+  }
+  for (const KernelTable* kernels : AllKernels()) {
+    const std::vector<uint8_t> page = Encode(*kernels, plan, x);
+    const uint8_t* scales = page.data() + 16;
+    for (int g = 0; g < 4; ++g) {
+      for (int c = 0; c < 2; ++c) {
+        uint16_t scale, zero;
+        std::memcpy(&scale, scales + 2 * (g * 2 + c), 2);
+        std::memcpy(&zero, scales + 16 + 2 * (g * 2 + c), 2);
+        EXPECT_EQ(F16ToF32(scale), static_cast<float>(c + 1)) << kernels->name;
+        EXPECT_EQ(F16ToF32(zero), g + 1.5f * (c + 1)) << kernels->name;
+      }
+    }
+    EXPECT_EQ(Decode(*kernels, plan, page), x) << kernels->name;
+  }
+}
+
+TEST(PageBytes, RawChannelsAreTheNumbersThemselves) {
+  const auto x = Gaussian(2 * 32, 3.0f, 1);
+  const PagePlan f32 = PagePlan::Make({32, 32}, ScaleFormat::kMinMax, 32);
+  const PagePlan f16 = PagePlan::Make({16, 16}, ScaleFormat::kMinMax, 32);
+  for (const KernelTable* kernels : AllKernels()) {
+    EXPECT_EQ(Decode(*kernels, f32, Encode(*kernels, f32, x)), x) << kernels->name;
+    const std::vector<uint8_t> page = Encode(*kernels, f16, x);
+    for (size_t i = 0; i < x.size(); ++i) {
+      uint16_t half;
+      std::memcpy(&half, page.data() + 2 * i, 2);
+      EXPECT_EQ(half, F32ToF16(x[i])) << kernels->name;
+    }
+  }
+}
+
+// --- scales and levels ---
+
+TEST(Log8, EveryScaleReadsBackAsItself) {
+  for (int e = 0; e < 256; ++e) {
+    EXPECT_EQ(Log8FromFloat(Log8Value(static_cast<uint8_t>(e))), e);
+  }
+  for (int e = 1; e < 256; ++e) EXPECT_GT(Log8Value(e), Log8Value(e - 1));
+  EXPECT_EQ(Log8Value(0), std::ldexp(1.0f, -24));
+  EXPECT_EQ(Log8Value(255), 240.0f);
+  EXPECT_EQ(Log8Value(24 * 8 + 4), 1.5f);
+}
+
+TEST(Log8, ChoosesTheNearestScaleByRatio) {
+  std::mt19937 random(3);
+  std::uniform_real_distribution<float> exponent(-23.9f, 7.9f);
+  for (int i = 0; i < 20000; ++i) {
+    const float x = std::exp2(exponent(random));
+    const uint8_t chosen = Log8FromFloat(x);
+    const auto distance = [x](int e) {
+      return std::fabs(std::log2(Log8Value(static_cast<uint8_t>(e)) / x));
+    };
+    EXPECT_LE(distance(chosen), distance(std::max(chosen - 1, 0)) + 1e-6);
+    EXPECT_LE(distance(chosen), distance(std::min(chosen + 1, 255)) + 1e-6);
+    EXPECT_LE(distance(chosen), std::log2(9.0 / 8) / 2 + 1e-6);
+  }
+}
+
+TEST(Log8, SaturatesAtBothEnds) {
+  EXPECT_EQ(Log8FromFloat(0.0f), 0);
+  EXPECT_EQ(Log8FromFloat(1e-30f), 0);
+  EXPECT_EQ(Log8FromFloat(239.0f), 255);
+  EXPECT_EQ(Log8FromFloat(1e9f), 255);
+  EXPECT_EQ(Log8FromFloat(INFINITY), 255);
+}
+
+TEST(Levels, AreTheLloydMaxQuantiserOfAGaussian) {
+  // Levels of the exact quantiser (Max 1960), positive half.
+  const std::vector<std::vector<double>> exact = {
+      {0.7979},
+      {0.4528, 1.510},
+      {0.2451, 0.7560, 1.344, 2.152},
+      {0.1284, 0.3881, 0.6568, 0.9424, 1.256, 1.618, 2.069, 2.733}};
+  for (int b = 1; b <= 4; ++b) {
+    const auto& levels = LloydMaxLevels(b);
+    const int half = 1 << (b - 1);
+    for (int i = 0; i < half; ++i) {
+      EXPECT_EQ(levels[half + i], -levels[half - 1 - i]);
+      EXPECT_NEAR(levels[half + i] * Log8Unit(b), exact[b - 1][i], 0.5 * Log8Unit(b) + 1e-3);
+    }
+    for (int i = 2 * half; i < 16; ++i) EXPECT_EQ(levels[i], 0);
+    for (int i = 0; i < 2 * half; ++i) EXPECT_EQ(UniformLevels(b)[i], i - half);
+  }
+}
+
+TEST(Levels, UniformStepsMinimiseTheGaussianError) {
+  // Error of 2^b levels at (i + 1/2) step by midpoint integration of the density.
+  const auto error = [](int bits, double step) {
+    double sum = 0;
+    const double dx = 1e-4;
+    const double last = std::ldexp(1.0, bits - 1) - 0.5;
+    for (double x = dx / 2; x < 9; x += dx) {
+      const double level = std::min(std::floor(x / step) + 0.5, last) * step;
+      sum += 2 * dx * (x - level) * (x - level) * std::exp(-x * x / 2) / std::sqrt(2 * M_PI);
+    }
+    return sum;
+  };
+  for (int b = 5; b <= 8; ++b) {
+    const double step = Log8Unit(b);
+    EXPECT_LT(error(b, step), error(b, step * 1.01)) << b;
+    EXPECT_LT(error(b, step), error(b, step * 0.99)) << b;
+  }
+}
+
+// --- error ---
+
+TEST(MinMaxCodes, ErrorIsAtMostHalfAStep) {
+  for (const KernelTable* kernels : AllKernels()) {
+    for (int bits = 1; bits <= 8; ++bits) {
+      for (const int group : {8, 16, 32, 64, 128}) {
+        const PagePlan plan = PagePlan::Make(std::vector<uint8_t>(5, static_cast<uint8_t>(bits)),
+                                             ScaleFormat::kMinMax, group);
+        auto x = Gaussian(5u * plan.page_tokens, 2.0f, 100 + bits);
+        for (int t = 0; t < plan.page_tokens; ++t) x[t] += 7.0f;  // a mean that zero must carry
+        const auto y = Decode(*kernels, plan, Encode(*kernels, plan, x));
+        for (size_t i = 0; i < x.size(); ++i) {
+          const float* first = x.data() + i / group * group;
+          const auto [min, max] = std::minmax_element(first, first + group);
+          const float range = *max - *min;
+          // fp16 rounds the zero and the scale.
+          const float largest = std::max(std::fabs(*min), std::fabs(*max));
+          const float bound = range / ((1 << bits) - 1) / 2 + (largest + range) / 2048;
+          ASSERT_NEAR(x[i], y[i], bound) << kernels->name << " bits " << bits;
+        }
+      }
+    }
+  }
+}
+
+TEST(Log8Codes, ErrorIsAtMostHalfTheWidestGapInsideTheRange) {
+  for (const KernelTable* kernels : AllKernels()) {
+    for (int bits = 1; bits <= 8; ++bits) {
+      const PagePlan plan = PagePlan::Make({static_cast<uint8_t>(bits)}, ScaleFormat::kLog8, 32);
+      const auto x = Gaussian(32, 0.3f, 200 + bits);
+      const std::vector<uint8_t> page = Encode(*kernels, plan, x);
+      const auto y = Decode(*kernels, plan, page);
+      double square = 0;
+      for (const float v : x) square += v * v;
+      const float scale = Log8Value(page[plan.code_bytes()]);
+      EXPECT_NEAR(scale / std::sqrt(square / 32), 1.0, 0.065);
+      std::vector<float> levels;
+      for (int i = 0; i < 1 << bits; ++i) {
+        const float level = bits <= 4 ? LloydMaxLevels(bits)[i] : i - (1 << (bits - 1)) + 0.5f;
+        levels.push_back(level * scale * Log8Unit(bits));
+      }
+      for (int t = 0; t < 32; ++t) {
+        float nearest = INFINITY;
+        for (const float level : levels) nearest = std::min(nearest, std::fabs(x[t] - level));
+        EXPECT_NEAR(std::fabs(x[t] - y[t]), nearest, 1e-5f) << kernels->name << " bits " << bits;
+      }
+    }
+  }
+}
+
+TEST(Distortion, OfMinMaxCodesIsTheKnownOne) {
+  // Unit Gaussian, groups of 32 tokens. Measured independently of this code; one bit is worse than
+  // dropping the channel.
+  EXPECT_NEAR(Distortion(ScaleFormat::kMinMax, 1, 32), 1.96, 0.06);
+  EXPECT_NEAR(Distortion(ScaleFormat::kMinMax, 2, 32), 0.154, 0.004);
+  EXPECT_NEAR(Distortion(ScaleFormat::kMinMax, 3, 32), 0.0281, 0.0006);
+  EXPECT_NEAR(Distortion(ScaleFormat::kMinMax, 4, 32), 0.0061, 0.0002);
+  // A fine quantiser's error is step^2 / 12, less at the two of 32 tokens that are the ends; the
+  // range of 32 Gaussians has mean square 17.1.
+  for (const int bits : {6, 8}) {
+    const double steps = (1 << bits) - 1;
+    const double square_range = Distortion(ScaleFormat::kMinMax, bits, 32) * steps * steps * 12;
+    EXPECT_GT(square_range, 17.1 * 30 / 32 * 0.99) << bits;
+    EXPECT_LT(square_range, 17.1 * 1.05) << bits;  // fp16 zeros cost a little
+  }
+}
+
+TEST(Distortion, OfLog8CodesIsThatOfTheGaussianQuantiser) {
+  const double exact[9] = {0, .3634, .1175, .03455, .00950, .00350, .00104, .000304, .0000877};
+  for (int bits = 1; bits <= 8; ++bits) {
+    // The rms of 32 tokens follows the data, which gains a little; the 8-bit scale costs a little.
+    EXPECT_NEAR(Distortion(ScaleFormat::kLog8, bits, 128) / exact[bits], 1.0, 0.06) << bits;
+    EXPECT_NEAR(Distortion(ScaleFormat::kLog8, bits, 32) / exact[bits], 1.0, 0.12) << bits;
+  }
+}
+
+// --- degenerate groups ---
+
+TEST(MinMaxCodes, ConstantGroupsAreExactUpToFp16) {
+  const PagePlan plan = PagePlan::Make({1, 3, 8}, ScaleFormat::kMinMax, 32);
+  for (const float value : {0.0f, -0.0f, 1.0f, -3.25f, 1e-8f, 6e4f, -6.1e4f, 0.1f}) {
+    const std::vector<float> x(3 * 32, value);
+    for (const KernelTable* kernels : AllKernels()) {
+      for (const float y : Decode(*kernels, plan, Encode(*kernels, plan, x))) {
+        ASSERT_EQ(y, F16ToF32(F32ToF16(value))) << kernels->name;
+      }
+    }
+  }
+}
+
+TEST(Codes, StayFiniteForLatentsBeyondFp16) {
+  // |x| <= 65504 in a head of 128 dimensions bounds a latent by 65504 * sqrt(128).
+  std::vector<float> x(32);
+  for (int t = 0; t < 32; ++t) x[t] = (t % 2 ? 1 : -1) * 7.4e5f;
+  for (const KernelTable* kernels : AllKernels()) {
+    for (const ScaleFormat scales : {ScaleFormat::kMinMax, ScaleFormat::kLog8}) {
+      for (const int bits : {1, 4, 8, 16}) {
+        const PagePlan plan = PagePlan::Make({static_cast<uint8_t>(bits)}, scales, 32);
+        for (const float y : Decode(*kernels, plan, Encode(*kernels, plan, x))) {
+          ASSERT_TRUE(std::isfinite(y)) << kernels->name << " bits " << bits;
+        }
+      }
+    }
+  }
+}
+
+TEST(Log8Codes, ZerosDecodeToNothingThatMatters) {
+  const std::vector<float> x(32, 0.0f);
+  for (const KernelTable* kernels : AllKernels()) {
+    for (const int bits : {1, 4, 5, 8}) {
+      const PagePlan plan = PagePlan::Make({static_cast<uint8_t>(bits)}, ScaleFormat::kLog8, 32);
+      for (const float y : Decode(*kernels, plan, Encode(*kernels, plan, x))) {
+        EXPECT_LT(std::fabs(y), 1e-7f) << kernels->name;  // the smallest scale is 2^-24
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace palu
