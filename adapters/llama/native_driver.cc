@@ -1,0 +1,206 @@
+// The driver that leaves llama.cpp's own cache and attention in place: `llama:TYPE[,fa=on|off]`.
+#include <algorithm>
+#include <array>
+#include <set>
+#include <string_view>
+
+#include "llama/driver.h"
+#include "llama/graph.h"
+#include "llama/log.h"
+#include "palu/errors.h"
+
+namespace palu::llama {
+namespace {
+
+constexpr std::string_view kPrefix = "llama:";
+
+// The types llama.cpp's own programs accept for a cache.
+constexpr std::array kTypes = {GGML_TYPE_F32,    GGML_TYPE_F16,  GGML_TYPE_BF16,
+                               GGML_TYPE_Q8_0,   GGML_TYPE_Q4_0, GGML_TYPE_Q4_1,
+                               GGML_TYPE_IQ4_NL, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1};
+
+struct NativeConfig {
+  ggml_type type = GGML_TYPE_F16;
+  llama_flash_attn_type flash =
+      LLAMA_FLASH_ATTN_TYPE_AUTO;  // llama.cpp's default: on where the CPU can
+};
+
+ggml_type ParseType(std::string_view name) {
+  std::string allowed;
+  for (const ggml_type type : kTypes) {
+    if (name == ggml_type_name(type)) return type;
+    allowed += (allowed.empty() ? "" : ", ") + std::string(ggml_type_name(type));
+  }
+  throw ConfigError("llama.cpp's cache has no type '" + std::string(name) +
+                    "'; allowed: " + allowed);
+}
+
+NativeConfig ParseConfig(std::string_view text) {
+  std::string_view rest = text.substr(kPrefix.size());
+  const size_t comma = rest.find(',');
+  NativeConfig config;
+  config.type = ParseType(rest.substr(0, comma));
+  if (comma != std::string_view::npos) {
+    const std::string_view option = rest.substr(comma + 1);
+    if (option != "fa=on" && option != "fa=off") {
+      throw ConfigError("'" + std::string(option) + "' in cache '" + std::string(text) +
+                        "'; allowed: fa=on, fa=off");
+    }
+    config.flash =
+        option == "fa=on" ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  }
+  if (config.flash == LLAMA_FLASH_ATTN_TYPE_DISABLED && ggml_is_quantized(config.type)) {
+    throw ConfigError("cache '" + std::string(text) +
+                      "': llama.cpp keeps quantized values only with fa=on");
+  }
+  return config;
+}
+
+// Adds up the cache tensors that a graph writes.
+struct SizeProbe {
+  bool active = true;
+  std::set<const ggml_tensor*> tensors;
+
+  static bool Callback(ggml_tensor* t, bool, void* self) {
+    SizeProbe& probe = *static_cast<SizeProbe*>(self);
+    if (!probe.active) return false;
+    const NodeKind kind = Classify(t).kind;
+    if (kind == NodeKind::kKeys || kind == NodeKind::kValues) probe.tensors.insert(CacheTensor(t));
+    return false;  // never stops the graph
+  }
+  int64_t bytes() const {
+    int64_t sum = 0;
+    for (const ggml_tensor* t : tensors) sum += static_cast<int64_t>(ggml_nbytes(t));
+    return sum;
+  }
+};
+
+class NativeDriver : public Driver {
+ public:
+  NativeDriver(const Model::Impl& model, const SessionOptions& options)
+      : model_(model),
+        config_(ParseConfig(options.cache)),
+        cells_(CheckedCells(model, options, config_)),
+        context_(model.model.get(),
+                 {.cells = cells_,
+                  .ubatch = static_cast<int>(std::min<int64_t>(options.ubatch, cells_)),
+                  .threads = ResolveThreads(options.threads),
+                  .type = config_.type,
+                  .flash = config_.flash,
+                  .full_windows = false,  // what llama.cpp's own programs do
+                  .callback = SizeProbe::Callback,
+                  .callback_data = &size_}) {
+    const Token token = 0;
+    Step({&token, 1}, 0, LogitRows::kNone);
+    Clear();
+    size_.active = false;
+    if (options.kv_memory > 0 && size_.bytes() > options.kv_memory) {
+      throw MemoryError("llama.cpp's cache of " + std::to_string(cells_) + " cells has " +
+                        std::to_string(size_.bytes()) + " bytes; the limit is " +
+                        std::to_string(options.kv_memory));
+    }
+  }
+
+  void Begin(int64_t position, int64_t tokens) override {
+    if (position + tokens > cells_) {
+      throw StateError(std::to_string(position + tokens) +
+                       " tokens do not fit llama.cpp's cache of " + std::to_string(cells_) +
+                       " cells; raise the session's context");
+    }
+  }
+
+  void Step(std::span<const Token> tokens, int64_t position, LogitRows rows) override {
+    const ErrorLog log;
+    if (const int code = context_.Decode(tokens, position, rows); code != 0)
+      ThrowDecodeError(code, log.suffix());
+  }
+
+  void Commit() override {}
+
+  void Rollback(int64_t position) override {
+    llama_memory_seq_rm(context_.memory(), 0, static_cast<llama_pos>(position), -1);
+    CheckWindow(position);
+  }
+
+  void Trim(int64_t position, int64_t n) override {
+    CheckWindow(position - n);
+    llama_memory_seq_rm(context_.memory(), 0, static_cast<llama_pos>(position - n), -1);
+  }
+
+  void Clear() override { context_.Clear(); }
+
+  SessionStats Stats(int64_t position) const override {
+    SessionStats stats;
+    double per_token = 0;
+    for (const LayerShape& layer : model_.shape.layers)
+      per_token += layer.kv_heads * (layer.head_dim_k + layer.head_dim_v);
+    const double elements = per_token * static_cast<double>(position);
+    stats.tokens = position;
+    stats.kv_bytes = size_.bytes();
+    stats.kv_fp16_bytes = static_cast<int64_t>(elements * 2);
+    stats.advertised_bits_per_element = 8.0 * static_cast<double>(ggml_type_size(config_.type)) /
+                                        static_cast<double>(ggml_blck_size(config_.type));
+    if (elements > 0)
+      stats.stored_bits_per_element = static_cast<double>(stats.kv_bytes) * 8 / elements;
+    return stats;
+  }
+
+  std::string cache_text() const override {
+    const bool off = config_.flash == LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    return std::string(kPrefix) + ggml_type_name(config_.type) + (off ? ",fa=off" : ",fa=on");
+  }
+  llama_context* context() const override { return context_.get(); }
+  void SetObserver(KvObserver observer) override {
+    if (observer) throw StateError("llama.cpp's own cache cannot be observed; use one of ours");
+  }
+  std::span<const KVCache> caches() const override { return {}; }
+
+ private:
+  static int64_t CheckedCells(const Model::Impl& model, const SessionOptions& options,
+                              const NativeConfig& config) {
+    const int64_t context = options.context > 0 ? options.context : model.info.train_context;
+    const int64_t cells = std::max<int64_t>(256, (context + 255) / 256 * 256);
+    double smallest = 0;  // windowed layers may have fewer cells
+    for (const LayerShape& layer : model.shape.layers) {
+      if (layer.window > 0) continue;
+      smallest += static_cast<double>(cells) *
+                  static_cast<double>(
+                      ggml_row_size(config.type, int64_t{layer.kv_heads} * layer.head_dim_k) +
+                      ggml_row_size(config.type, int64_t{layer.kv_heads} * layer.head_dim_v));
+    }
+    if (options.kv_memory > 0 && smallest > static_cast<double>(options.kv_memory)) {
+      throw MemoryError("llama.cpp's cache of " + std::to_string(cells) + " cells needs at least " +
+                        std::to_string(static_cast<int64_t>(smallest)) + " bytes; the limit is " +
+                        std::to_string(options.kv_memory));
+    }
+    return cells;
+  }
+
+  // llama.cpp reuses the cells of tokens that have left every window, so a sequence can be
+  // shortened only as far as the windows of its new last token are still there.
+  void CheckWindow(int64_t position) const {
+    const int64_t window = llama_model_n_swa(model_.model.get());
+    const int64_t first = llama_memory_seq_pos_min(context_.memory(), 0);
+    if (position > 0 && window > 0 && first > std::max<int64_t>(0, position - window)) {
+      throw StateError("llama.cpp has dropped tokens that a sliding window of " +
+                       std::to_string(window) + " needs before position " +
+                       std::to_string(position));
+    }
+  }
+
+  const Model::Impl& model_;
+  NativeConfig config_;
+  int64_t cells_;
+  SizeProbe size_;
+  Context context_;
+};
+
+}  // namespace
+
+bool IsNativeCache(const std::string& cache) { return cache.starts_with(kPrefix); }
+
+std::unique_ptr<Driver> MakeNativeDriver(const Model::Impl& model, const SessionOptions& options) {
+  return std::make_unique<NativeDriver>(model, options);
+}
+
+}  // namespace palu::llama
