@@ -76,33 +76,62 @@ HWY_INLINE void Columns(const GemmArgs& args, const float* b, int64_t ldb, float
   }
 }
 
-// The last columns, fewer than a vector: through copies that end with zeros, so that nothing
+constexpr int kDepth = 256;         // rows of b in one copy of a panel: 32 KiB at 32 columns
+constexpr int kRowsToCopyFor = 64;  // fewer rows do not pay for a copy
+
+// Copies rows [l, l + depth) of `width` columns of b, one after another, each padded with zeros to
+// kColumns.
+template <int kColumns>
+HWY_INLINE void CopyPanel(const GemmArgs& args, int j, int width, int l, int depth, float* to) {
+  for (int row = 0; row < depth; ++row, to += kColumns) {
+    std::memcpy(to, args.b + (l + row) * args.ldb + j, static_cast<size_t>(width) * sizeof(float));
+    for (int column = width; column < kColumns; ++column) to[column] = 0.0f;
+  }
+}
+
+HWY_INLINE int Least(int a, int b) { return a < b ? a : b; }
+
+// Two vectors of columns for many rows of a: rows of b that are a power of two apart would evict
+// each other from the L1 cache, so they are copied together first.
+void CopiedColumns(const GemmArgs& args, int j) {
+  alignas(64) float b[kDepth * 2 * kLanes];
+  int l = 0;
+  do {
+    GemmArgs part = args;
+    part.a += l;
+    part.k = Least(args.k - l, kDepth);
+    CopyPanel<2 * kLanes>(args, j, 2 * kLanes, l, part.k, b);
+    Columns<2>(part, b, 2 * kLanes, args.c + j, args.ldc, args.accumulate || l > 0);
+    l += kDepth;
+  } while (l < args.k);
+}
+
+// The last columns, fewer than kVecs vectors: through copies that end with zeros, so that nothing
 // outside is touched.
+template <int kVecs>
 void LastColumns(const GemmArgs& args, int j) {
-  constexpr int kDepth = 256;
-  alignas(64) float b[kDepth * kLanes] = {};
+  constexpr int kColumns = kVecs * kLanes;
+  alignas(64) float b[kDepth * kColumns];
   const int width = args.n - j;
   const size_t bytes = static_cast<size_t>(width) * sizeof(float);
   int l = 0;
   do {
     GemmArgs part = args;
     part.a += l;
-    part.k = args.k - l < kDepth ? args.k - l : kDepth;
-    for (int row = 0; row < part.k; ++row) {
-      std::memcpy(b + row * kLanes, args.b + (l + row) * args.ldb + j, bytes);
-    }
+    part.k = Least(args.k - l, kDepth);
+    CopyPanel<kColumns>(args, j, width, l, part.k, b);
     for (int i = 0; i < args.m; i += kTileRows) {
-      part.m = args.m - i < kTileRows ? args.m - i : kTileRows;
-      alignas(64) float c[kTileRows * kLanes] = {};
+      part.m = Least(args.m - i, kTileRows);
+      alignas(64) float c[kTileRows * kColumns] = {};
       float* to = args.c + i * args.ldc + j;
       if (args.accumulate || l > 0) {
         for (int row = 0; row < part.m; ++row) {
-          std::memcpy(c + row * kLanes, to + row * args.ldc, bytes);
+          std::memcpy(c + row * kColumns, to + row * args.ldc, bytes);
         }
       }
-      Columns<1>(part, b, kLanes, c, kLanes, true);
+      Columns<kVecs>(part, b, kColumns, c, kColumns, true);
       for (int row = 0; row < part.m; ++row) {
-        std::memcpy(to + row * args.ldc, c + row * kLanes, bytes);
+        std::memcpy(to + row * args.ldc, c + row * kColumns, bytes);
       }
       part.a += kTileRows * args.lda;
     }
@@ -113,13 +142,20 @@ void LastColumns(const GemmArgs& args, int j) {
 void Gemm(const GemmArgs& args) {
   int j = 0;
   for (; j + 2 * kLanes <= args.n; j += 2 * kLanes) {
-    Columns<2>(args, args.b + j, args.ldb, args.c + j, args.ldc, args.accumulate);
+    if (args.m >= kRowsToCopyFor) {
+      CopiedColumns(args, j);
+    } else {
+      Columns<2>(args, args.b + j, args.ldb, args.c + j, args.ldc, args.accumulate);
+    }
   }
-  if (j + kLanes <= args.n) {
+  const int left = args.n - j;
+  if (left == kLanes) {
     Columns<1>(args, args.b + j, args.ldb, args.c + j, args.ldc, args.accumulate);
-    j += kLanes;
+  } else if (left > kLanes) {
+    LastColumns<2>(args, j);
+  } else if (left > 0) {
+    LastColumns<1>(args, j);
   }
-  if (j < args.n) LastColumns(args, j);
 }
 
 void AddGemmTarget(KernelTable& table) { table.gemm = Gemm; }
