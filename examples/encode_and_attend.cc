@@ -94,7 +94,9 @@ int Run() {
   std::mt19937 random(1);
   const auto k = LowRankRows(random);
   const auto v = LowRankRows(random);
-  const auto q = Gaussian(kQueryHeads * kDim, random);
+  auto q = Gaussian(kQueryHeads * kDim, random);
+  for (float& value : q)
+    value *= 3;  // attention picks some tokens, as in a model, instead of averaging all
   const auto exact = ExactAttention(q, k, v);
 
   // These keys were never rotated, and the fit is told so: RopeParams without frequencies.
@@ -109,8 +111,8 @@ int Run() {
               "bits/element", "error");
   bool good = true;
   for (const auto& [text, allowed_error] :
-       {Row{"fp16", 1e-3}, Row{"palu", 0.2}, Row{"palu:bits=auto:2", 0.4},
-        Row{"palu:bits=auto:4", 0.1}, Row{"palu:reference", 0.5}}) {
+       {Row{"fp16", 2e-3}, Row{"palu", 0.1}, Row{"palu:bits=auto:2", 0.15},
+        Row{"palu:bits=auto:4", 0.05}, Row{"palu:reference", 0.5}}) {
     const auto config = palu::KVCacheConfig::Parse(text);
     auto caches =
         palu::KVCacheBuilder::ForModel(palu::ModelShape::Uniform(1, kKvHeads, kDim), config);

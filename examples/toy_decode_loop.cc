@@ -27,8 +27,8 @@ constexpr int kVocabulary = 256;
 
 using Matrix = std::vector<float>;  // [rows, columns]
 
-Matrix RandomMatrix(int rows, int columns, std::mt19937& random) {
-  std::normal_distribution<float> normal(0, 1 / std::sqrt(static_cast<float>(columns)));
+Matrix RandomMatrix(int rows, int columns, std::mt19937& random, float gain = 1) {
+  std::normal_distribution<float> normal(0, gain / std::sqrt(static_cast<float>(columns)));
   Matrix m(static_cast<size_t>(rows) * columns);
   for (float& value : m) value = normal(random);
   return m;
@@ -56,10 +56,11 @@ class ToyModel {
     std::mt19937 random(7);
     embedding_ = RandomMatrix(kVocabulary, kWidth, random);
     for (Layer& layer : layers_) {
-      layer.q = RandomMatrix(kWidth, kWidth, random);
+      layer.q = RandomMatrix(kWidth, kWidth, random,
+                             4);  // attention picks a few tokens, as a real one does
       layer.k = RandomMatrix(kKvWidth, kWidth, random);
       layer.v = RandomMatrix(kKvWidth, kWidth, random);
-      layer.o = RandomMatrix(kWidth, kWidth, random);
+      layer.o = RandomMatrix(kWidth, kWidth, random, 2);
     }
     for (int i = 0; i < kDim / 2; ++i) {
       rope_.inv_freq.push_back(std::pow(10000.0f, -2.0f * static_cast<float>(i) / kDim));
@@ -171,7 +172,7 @@ int Run() {
     next = model.Step(std::span(prompt).subspan(done, std::min<size_t>(512, prompt.size() - done)),
                       caches);
   }
-  const auto reply = model.Generate(next, 16, caches);
+  const auto reply = model.Generate(next, 24, caches);
   Print("reply", reply);
 
   // Two continuations of the same conversation share its pages.
@@ -188,7 +189,8 @@ int Run() {
   Print("after trim, again", again);
 
   bool good = Expect(again == left, "the same tokens after a trim give the same continuation");
-  good &= Expect(left != right, "the branches differ");
+  good &=
+      Expect(!std::equal(left.begin() + 1, left.end(), right.begin() + 1), "the branches differ");
   std::printf("\n%5s %7s %8s %6s %9s %9s %13s\n", "layer", "tokens", "encoded", "exact", "bytes",
               "of fp16", "bits/element");
   for (int i = 0; i < kLayers; ++i) {
@@ -197,7 +199,7 @@ int Run() {
                 static_cast<long long>(stats.tokens), static_cast<long long>(stats.encoded_tokens),
                 static_cast<long long>(stats.exact_tokens), static_cast<long long>(stats.nbytes),
                 100.0 * stats.nbytes / stats.fp16_bytes, stats.stored_bits_per_element);
-    good &= Expect(stats.tokens == 2024, "2,000 + 16 + 8 tokens are cached");
+    good &= Expect(stats.tokens == 2032, "2,000 + 24 + 8 tokens are cached");
     good &= Expect(stats.nbytes < stats.fp16_bytes / 2, "less than half of fp16 is allocated");
   }
   std::printf("all caches together: %lld bytes before the fork, %lld with both branches\n",

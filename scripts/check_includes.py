@@ -21,6 +21,8 @@ SRC = {
     "cache": {"base", "fit", "codec", "kernels", "methods"},
     "io": {"base", "fit", "codec", "kernels", "methods", "cache"},
 }
+# Libraries that only one folder of src/ may use.
+ONLY_IN = {"hwy": "kernels", "Eigen": "fit"}
 SOURCES = {".h", ".cc", ".inc"}
 QUOTED = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 ANGLE = re.compile(r"^\s*#\s*include\s+<([^>]+)>")
@@ -40,6 +42,8 @@ def allowed(path, include):
         if len(parts) < 3 or parts[1] not in SRC:
             return f"src/{parts[1]} has no place in the order; add it to scripts/check_includes.py"
         own = parts[1]
+        if first in ONLY_IN:
+            return None if ONLY_IN[first] == own else f"{first} is used in src/{ONLY_IN[first]} only"
         if first == own or first in SRC[own]:
             return None if (ROOT / "src" / include).exists() else "no such file in src/"
         return f"src/{own} may include: {', '.join(sorted(SRC[own] | {own}))}, palu"
@@ -56,9 +60,12 @@ def check(path):
         if match := QUOTED.match(line):
             include = match[1]
             reason = allowed(path, include)
-        elif (match := ANGLE.match(line)) and path.is_relative_to(ROOT / "include"):
+        elif match := ANGLE.match(line):
             include = match[1]
-            reason = "public headers include no such library" if PRIVATE.match(include) else None
+            if path.is_relative_to(ROOT / "include"):
+                reason = "public headers include no such library" if PRIVATE.match(include) else None
+            elif path.is_relative_to(ROOT / "src") and include.split("/")[0] in ONLY_IN:
+                reason = allowed(path, include)
         if reason:
             errors.append(f"{path.relative_to(ROOT)}:{number}: includes {include}: {reason}")
     return errors
