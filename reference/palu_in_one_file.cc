@@ -65,7 +65,7 @@ double FromHalf(uint16_t h) {
 
 double RoundHalf(double x) { return FromHalf(ToHalf(x)); }
 
-double Log8Value(int e) { return (8 + (e & 7)) / 8.0 * std::exp2((e >> 3) - 24); }
+double Log8Value(int e) { return (8 + (e & 7)) / 8.0 * std::exp2((e >> 3) - 16); }
 
 int Log8From(double x) {  // nearest by ratio
   int e = 0;

@@ -9,10 +9,11 @@
 namespace palu {
 namespace {
 
-std::string ShapeText(const std::array<int64_t, 4>& shape) {
+// -1 stands for any size where it is what is expected.
+std::string ShapeText(const std::array<int64_t, 4>& shape, bool expected) {
   std::string text = "[";
   for (int i = 0; i < 4; ++i)
-    text += (i ? ", " : "") + (shape[i] < 0 ? "any" : std::to_string(shape[i]));
+    text += (i ? ", " : "") + (expected && shape[i] < 0 ? "any" : std::to_string(shape[i]));
   return text + "]";
 }
 
@@ -22,8 +23,8 @@ void Check(const void* data, DType dtype, const std::array<int64_t, 4>& shape,
   bool same = true;
   for (int i = 0; i < 4; ++i) same &= expected[i] < 0 ? shape[i] >= 1 : shape[i] == expected[i];
   if (!same) {
-    throw InputError(std::string(name) + " has shape " + ShapeText(shape) + ", expected is " +
-                     ShapeText(expected));
+    throw InputError(std::string(name) + " has shape " + ShapeText(shape, false) +
+                     ", expected is " + ShapeText(expected, true));
   }
   if (!data) throw InputError(std::string(name) + " has no data");
   if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {

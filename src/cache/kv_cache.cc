@@ -1,5 +1,6 @@
 // KVCache: argument checks, then one Sequence per batch element.
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "base/tensor_io.h"
@@ -40,14 +41,15 @@ void KVCache::Append(const ConstTensor& k, const ConstTensor& v, const AppendArg
   CheckTensor(k, (where + "K").c_str(), {batch, s.kv_heads, -1, s.head_dim_k});
   CheckTensor(v, (where + "V").c_str(), {batch, s.kv_heads, k.shape[2], s.head_dim_v});
   for (int64_t b = 0; b < batch; ++b) impl_->sequences[b].CheckAppend(k, v, b, args);
+  Seal();
   // Memory may still run out halfway through a batch: take back what the earlier sequences got.
-  const int64_t before = size();
   for (int64_t b = 0; b < batch; ++b) {
     try {
       impl_->sequences[b].Append(k, v, b, args);
     } catch (...) {
-      for (int64_t done = 0; done < b; ++done)
-        impl_->sequences[done].Trim(impl_->sequences[done].size() - before);
+      for (int64_t done = 0; done < b; ++done) {
+        impl_->sequences[done].Trim(k.shape[2], std::nullopt);
+      }
       throw;
     }
   }
@@ -71,6 +73,7 @@ void KVCache::Attend(const AttendArgs& args, const MutableTensor& out) const {
                      " tokens, the cache holds " + std::to_string(size()) +
                      "; queries are its last tokens");
   }
+  if (!std::isfinite(args.scale)) throw InputError(where + "scale must be finite");
   if (!(args.soft_cap >= 0)) throw InputError(where + "soft_cap must be at least 0");
   if (args.mask && args.mask_stride != 0 && args.mask_stride < size()) {
     throw InputError(where + "mask_stride is " + std::to_string(args.mask_stride) +
@@ -80,7 +83,15 @@ void KVCache::Attend(const AttendArgs& args, const MutableTensor& out) const {
 }
 
 void KVCache::Seal() {
-  for (Sequence& sequence : impl_->sequences) sequence.Seal();
+  std::vector<Sequence>& sequences = impl_->sequences;
+  std::vector<char> fitted;
+  try {
+    for (Sequence& sequence : sequences) fitted.push_back(sequence.PrepareSeal());
+  } catch (...) {
+    for (size_t b = 0; b < fitted.size(); ++b) sequences[b].AbandonSeal(fitted[b]);
+    throw;
+  }
+  for (Sequence& sequence : sequences) sequence.Seal();
 }
 
 KVCache::KV KVCache::Reconstruct(DType dtype) const {
@@ -116,8 +127,10 @@ KVCache::KV KVCache::UpdateAndFetch(const ConstTensor& k, const ConstTensor& v,
 }
 
 void KVCache::Trim(int64_t n) {
-  for (const Sequence& sequence : impl_->sequences) sequence.CheckTrim(n);
-  for (Sequence& sequence : impl_->sequences) sequence.Trim(n);
+  std::vector<Sequence>& sequences = impl_->sequences;
+  std::vector<std::optional<PageStore>> windows;
+  for (const Sequence& sequence : sequences) windows.push_back(sequence.PrepareTrim(n));
+  for (size_t b = 0; b < sequences.size(); ++b) sequences[b].Trim(n, std::move(windows[b]));
 }
 
 void KVCache::Clear() {
@@ -147,12 +160,17 @@ CacheStats KVCache::Stats() const {
   stats.fp16_bytes = static_cast<int64_t>(elements * 2);
   stats.stored_bits_per_element =
       elements > 0 ? static_cast<double>(stats.nbytes) * 8 / elements : 0;
-  if (const LayerCodec* codec = impl_->sequences[0].codec()) {
-    stats.rank_k = codec->k.max_rank();
-    stats.rank_v = codec->v.max_rank();
-    stats.assigned_avg_bits = std::max(codec->k.CodeBits(), codec->v.CodeBits());
-    stats.code_bits = (codec->k.StoredBits() + codec->v.StoredBits()) / 2;
-  } else if (!impl_->context->method->encodes()) {
+  // Every sequence has a basis of its own.
+  for (const Sequence& sequence : impl_->sequences) {
+    const LayerCodec* codec = sequence.codec();
+    if (!codec) continue;
+    stats.rank_k = std::max(stats.rank_k, codec->k.max_rank());
+    stats.rank_v = std::max(stats.rank_v, codec->v.max_rank());
+    stats.assigned_avg_bits =
+        std::max({stats.assigned_avg_bits, codec->k.CodeBits(), codec->v.CodeBits()});
+    stats.code_bits += (codec->k.StoredBits() + codec->v.StoredBits()) / 2 / batch;
+  }
+  if (!impl_->context->method->encodes()) {
     stats.assigned_avg_bits = stats.code_bits =
         impl_->context->method->window_codec() == Codec::kF32 ? 32 : 16;
   }

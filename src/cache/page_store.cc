@@ -39,14 +39,14 @@ void PageStore::ShrinkTable() {
   }
 }
 
-void PageStore::Extend(int64_t n) {
+void PageStore::Reserve(int64_t n) {
   if (n == 0) return;
   const size_t needed = static_cast<size_t>((pages_ + n + pages_per_slab_ - 1) / pages_per_slab_);
   const size_t before = slabs_.size();
   // The slab that is half full may be shared: pages behind pages_ belong to whoever writes first.
   if (pages_ % pages_per_slab_ != 0)
     MakeUnique(slabs_[static_cast<size_t>(pages_ / pages_per_slab_)]);
-  FitTable(needed);
+  if (needed > before) FitTable(needed);
   try {
     while (slabs_.size() < needed) slabs_.push_back(std::make_shared<Buffer>(account_, SlabSize()));
   } catch (...) {
@@ -54,6 +54,15 @@ void PageStore::Extend(int64_t n) {
     ShrinkTable();
     throw;
   }
+}
+
+void PageStore::ReleaseReserve() {
+  slabs_.resize(static_cast<size_t>((pages_ + pages_per_slab_ - 1) / pages_per_slab_));
+  ShrinkTable();
+}
+
+void PageStore::Extend(int64_t n) {
+  Reserve(n);
   pages_ += n;
 }
 
@@ -65,8 +74,7 @@ uint8_t* PageStore::MutablePage(int64_t i) {
 
 void PageStore::PopBack(int64_t n) {
   pages_ -= n;
-  slabs_.resize(static_cast<size_t>((pages_ + pages_per_slab_ - 1) / pages_per_slab_));
-  ShrinkTable();
+  ReleaseReserve();
 }
 
 void PageStore::PopFront(int64_t n) {

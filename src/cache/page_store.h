@@ -28,8 +28,13 @@ class PageStore {
     return slabs_[i / pages_per_slab_]->data() + (i % pages_per_slab_) * layout_->page_bytes;
   }
 
-  // Makes pages [pages(), pages() + n) exist, zeroed or with old content, and writable. Throws
-  // MemoryError; then nothing changed.
+  // Allocates for pages [pages(), pages() + n), so that Extend(n) cannot fail. Throws MemoryError;
+  // then nothing changed.
+  void Reserve(int64_t n);
+  // Gives back what Reserve allocated and Extend did not use.
+  void ReleaseReserve();
+  // Makes pages [pages(), pages() + n) exist, zeroed or with old content, and writable. Throws as
+  // Reserve.
   void Extend(int64_t n);
   // Page i for writing; its slab is cloned first if it is shared. Throws MemoryError.
   uint8_t* MutablePage(int64_t i);

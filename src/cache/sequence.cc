@@ -128,11 +128,11 @@ void Sequence::CheckAppend(const ConstTensor& k, const ConstTensor& v, int64_t b
 
 void Sequence::Append(const ConstTensor& k, const ConstTensor& v, int64_t b,
                       const AppendArgs& args) {
-  Seal();
-  if (size_ == 0 && args.position >= 0) first_position_ = args.position;
-  if (args.rope && !codec_) rope_ = *args.rope;
+  const bool first = size_ == 0;
   if (context_->windowed()) DropOutsideWindow(size_);
   WriteRows(k, v, b);
+  if (first && args.position >= 0) first_position_ = args.position;
+  if (args.rope && !codec_) rope_ = *args.rope;
 }
 
 // A query at index q sees tokens above q - window; the next queries start at `next_query`.
@@ -238,23 +238,42 @@ void Sequence::Fit(int64_t rows_end) {
   codec_ = std::move(codec);
 }
 
-void Sequence::Seal() {
-  int64_t rows_end = 0;
-  if (ReadyToFit(rows_end)) Fit(rows_end);
-  if (codec_) EncodeDue();
+// Tokens in pages are to be floor(max(0, size - sinks - recent) / T) * T.
+int64_t Sequence::PagesDue() const {
+  const int64_t free = size_ - context_->config.sink_tokens - context_->config.recent_tokens;
+  return std::max<int64_t>(0, free) / codec_->layout.page_tokens - encoded_->pages();
 }
 
-// Encodes until floor(max(0, size - sinks - recent) / T) * T tokens are in pages, one slab at a
-// time so that the window shrinks as the pages grow.
-void Sequence::EncodeDue() {
-  const int page_tokens = codec_->layout.page_tokens;
-  const int64_t target =
-      std::max<int64_t>(0, size_ - context_->config.sink_tokens - context_->config.recent_tokens) /
-      page_tokens;
-  while (encoded_->pages() < target) {
-    const int64_t room =
-        encoded_->pages_per_slab() - encoded_->pages() % encoded_->pages_per_slab();
-    EncodePages(std::min(target - encoded_->pages(), room));
+bool Sequence::PrepareSeal() {
+  int64_t rows_end = 0;
+  const bool fits = ReadyToFit(rows_end);
+  if (fits) Fit(rows_end);
+  if (!codec_) return false;
+  // One new slab is enough: a full slab of codes frees a window larger than the next slab, unless a
+  // fork holds that window too.
+  const int64_t per_slab = encoded_->pages_per_slab();
+  const int64_t room = per_slab - encoded_->pages() % per_slab;
+  try {
+    encoded_->Reserve(std::clamp<int64_t>(PagesDue(), 0, room + per_slab));
+  } catch (...) {
+    AbandonSeal(fits);
+    throw;
+  }
+  return fits;
+}
+
+void Sequence::AbandonSeal(bool fitted) {
+  if (encoded_) encoded_->ReleaseReserve();
+  if (!fitted) return;
+  encoded_.reset();
+  codec_.reset();
+}
+
+// One slab at a time, so that the window shrinks as the pages grow.
+void Sequence::Seal() {
+  while (codec_ && PagesDue() > 0) {
+    const int64_t per_slab = encoded_->pages_per_slab();
+    EncodePages(std::min(PagesDue(), per_slab - encoded_->pages() % per_slab));
   }
 }
 
@@ -417,19 +436,23 @@ PageStore Sequence::Reopen(int64_t page, int64_t keep) const {
   return window;
 }
 
-void Sequence::Trim(int64_t n) {
+std::optional<PageStore> Sequence::PrepareTrim(int64_t n) const {
   CheckTrim(n);
-  if (n == 0) return;
+  const int64_t size = size_ - n;
+  if (!encoded_ || size >= window_first()) return std::nullopt;
+  const int page_tokens = encoded_->layout().page_tokens;
+  const int64_t kept = std::max<int64_t>(0, size - context_->config.sink_tokens);
+  if (kept % page_tokens == 0) return PageStore(&context_->window.layout, 1, context_->account);
+  return Reopen(kept / page_tokens, kept % page_tokens);
+}
+
+void Sequence::Trim(int64_t n, std::optional<PageStore> window) {
   const int64_t size = size_ - n;
   const int64_t sinks = std::min<int64_t>(size, context_->config.sink_tokens);
-  if (encoded_ && size < window_first()) {
-    const int page_tokens = encoded_->layout().page_tokens;
+  if (window) {
     const int64_t kept = std::max<int64_t>(0, size - context_->config.sink_tokens);
-    const int64_t full = kept / page_tokens, partial = kept % page_tokens;
-    PageStore window = partial > 0 ? Reopen(full, partial)
-                                   : PageStore(&context_->window.layout, 1, context_->account);
-    window_ = std::move(window);
-    encoded_->PopBack(encoded_->pages() - full);
+    window_ = std::move(*window);
+    encoded_->PopBack(encoded_->pages() - kept / encoded_->layout().page_tokens);
   } else {
     const int64_t in_window = std::max<int64_t>(0, size - window_first());
     window_.PopBack(window_.pages() - PagesFor(in_window, kBlockTokens));

@@ -60,9 +60,16 @@ class Sequence {
   void CheckAppend(const ConstTensor& k, const ConstTensor& v, int64_t b,
                    const AppendArgs& args) const;
   void Append(const ConstTensor& k, const ConstTensor& v, int64_t b, const AppendArgs& args);
+  // Seal and Trim in two steps, so that a batch changes as a whole or not at all. The first step
+  // makes what has to be allocated and throws MemoryError without a change; the second only uses
+  // it. PrepareSeal returns whether it fitted the basis; AbandonSeal takes that back.
+  bool PrepareSeal();
+  void AbandonSeal(bool fitted);
   void Seal();
   void CheckTrim(int64_t n) const;
-  void Trim(int64_t n);
+  // The window after a trim that cuts an encoded page, otherwise nothing.
+  std::optional<PageStore> PrepareTrim(int64_t n) const;
+  void Trim(int64_t n, std::optional<PageStore> window);
   void Clear();
 
   int64_t size() const { return size_; }
@@ -84,7 +91,7 @@ class Sequence {
   void DropOutsideWindow(int64_t next_query);
   bool ReadyToFit(int64_t& rows_end) const;
   void Fit(int64_t rows_end);
-  void EncodeDue();
+  int64_t PagesDue() const;
   void EncodePages(int64_t n);
   PageStore Reopen(int64_t page, int64_t keep) const;
 
