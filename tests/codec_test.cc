@@ -257,14 +257,14 @@ TEST(Log8, EveryScaleReadsBackAsItself) {
     EXPECT_EQ(Log8FromFloat(Log8Value(static_cast<uint8_t>(e))), e);
   }
   for (int e = 1; e < 256; ++e) EXPECT_GT(Log8Value(e), Log8Value(e - 1));
-  EXPECT_EQ(Log8Value(0), std::ldexp(1.0f, -24));
-  EXPECT_EQ(Log8Value(255), 240.0f);
-  EXPECT_EQ(Log8Value(24 * 8 + 4), 1.5f);
+  EXPECT_EQ(Log8Value(0), std::ldexp(1.0f, -16));
+  EXPECT_EQ(Log8Value(255), 61440.0f);
+  EXPECT_EQ(Log8Value(16 * 8 + 4), 1.5f);
 }
 
 TEST(Log8, ChoosesTheNearestScaleByRatio) {
   std::mt19937 random(3);
-  std::uniform_real_distribution<float> exponent(-23.9f, 7.9f);
+  std::uniform_real_distribution<float> exponent(-15.9f, 15.9f);
   for (int i = 0; i < 20000; ++i) {
     const float x = std::exp2(exponent(random));
     const uint8_t chosen = Log8FromFloat(x);
@@ -280,7 +280,7 @@ TEST(Log8, ChoosesTheNearestScaleByRatio) {
 TEST(Log8, SaturatesAtBothEnds) {
   EXPECT_EQ(Log8FromFloat(0.0f), 0);
   EXPECT_EQ(Log8FromFloat(1e-30f), 0);
-  EXPECT_EQ(Log8FromFloat(239.0f), 255);
+  EXPECT_EQ(Log8FromFloat(61000.0f), 255);
   EXPECT_EQ(Log8FromFloat(1e9f), 255);
   EXPECT_EQ(Log8FromFloat(INFINITY), 255);
 }
@@ -435,7 +435,7 @@ TEST(Log8Codes, ZerosDecodeToNothingThatMatters) {
     for (const int bits : {1, 4, 5, 8}) {
       const PagePlan plan = PagePlan::Make({static_cast<uint8_t>(bits)}, ScaleFormat::kLog8, 32);
       for (const float y : Decode(*kernels, plan, Encode(*kernels, plan, x))) {
-        EXPECT_LT(std::fabs(y), 1e-7f) << kernels->name;  // the smallest scale is 2^-24
+        EXPECT_LT(std::fabs(y), 2e-5f) << kernels->name;  // the smallest scale is 2^-16
       }
     }
   }

@@ -76,7 +76,7 @@ float Log8Half(int bits) { return bits <= 4 ? 0.0f : 0.5f; }
 
 float Log8Value(uint8_t e) {
   // The exponent and mantissa bits of e are those of a float; only the exponent's bias differs.
-  return std::bit_cast<float>((static_cast<uint32_t>(e) + (127 - 24) * 8) << 20);
+  return std::bit_cast<float>((static_cast<uint32_t>(e) + (127 - kLog8Bias) * 8) << 20);
 }
 
 uint8_t Log8FromFloat(float x) {
@@ -84,7 +84,7 @@ uint8_t Log8FromFloat(float x) {
   if (!(x > lowest)) return 0;
   if (x >= highest) return 255;
   // The scale at or below x, then up if x is past the geometric mean of it and the next.
-  const uint32_t below = (std::bit_cast<uint32_t>(x) >> 20) - (127 - 24) * 8;
+  const uint32_t below = (std::bit_cast<uint32_t>(x) >> 20) - (127 - kLog8Bias) * 8;
   if (below == 255) return 255;
   const double low = Log8Value(static_cast<uint8_t>(below));
   const double high = Log8Value(static_cast<uint8_t>(below + 1));
@@ -92,7 +92,8 @@ uint8_t Log8FromFloat(float x) {
   return static_cast<uint8_t>(square > low * high ? below + 1 : below);
 }
 
-PagePlan PagePlan::Make(std::vector<uint8_t> bits, ScaleFormat scales, int group_size) {
+PagePlan PagePlan::Make(std::vector<uint8_t> bits, ScaleFormat scales, int group_size,
+                        int page_tokens) {
   CheckBits(bits);
   CheckGroupSize(group_size);
 
@@ -100,7 +101,9 @@ PagePlan PagePlan::Make(std::vector<uint8_t> bits, ScaleFormat scales, int group
   plan.rank = static_cast<int>(bits.size());
   plan.raw = !bits.empty() && bits[0] > 8;
   plan.scales = scales;
-  plan.page_tokens = plan.raw ? kBlockTokens : std::max(kBlockTokens, group_size);
+  plan.page_tokens = page_tokens > 0 ? page_tokens
+                     : plan.raw      ? kBlockTokens
+                                     : std::max(kBlockTokens, group_size);
   plan.group_size = plan.raw ? kBlockTokens : group_size;
   plan.code_offset.reserve(bits.size());
   for (const uint8_t b : bits) {

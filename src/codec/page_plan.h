@@ -20,8 +20,9 @@
 // A code means   value = a * level + z   with a signed 8-bit level:
 //     uniform levels (minmax at any b, log8 at b >= 5):  level = code - 2^(b-1)
 //     Lloyd-Max levels (log8 at b <= 4):                 level = LevelTable(b)[code]
-//     minmax:  a = scale, z = zero + a / 2        zero is the value at the middle code, (min + max)
-//     / 2 log8:    a = Log8Value(scale) * unit[b],  z = a * half[b]
+//     minmax:  a = scale,                      z = zero + a / 2
+//     log8:    a = Log8Value(scale) * unit[b],  z = a * half[b]
+// `zero` is the value at the middle code, (min + max) / 2.
 #ifndef PALU_SRC_CODEC_PAGE_PLAN_H_
 #define PALU_SRC_CODEC_PAGE_PLAN_H_
 
@@ -54,8 +55,9 @@ float Log8Unit(int bits);
 // 0 for Lloyd-Max levels, 0.5 for the uniform ones (levels lie between codes).
 float Log8Half(int bits);
 
-// An 8-bit scale: 5 exponent bits, 3 mantissa bits, value (8 + (e & 7)) / 8 * 2^((e >> 3) - 24);
-// 2^-24 .. 240.
+// An 8-bit scale: 5 exponent bits, 3 mantissa bits, value (8 + (e & 7)) / 8 * 2^((e >> 3) - 16);
+// 2^-16 .. 61440, about the range of fp16, which bounds K and V.
+inline constexpr int kLog8Bias = 16;
 float Log8Value(uint8_t e);
 // The nearest such scale by ratio, saturating.
 uint8_t Log8FromFloat(float x);
@@ -84,9 +86,10 @@ struct PagePlan {
   double code_bits_per_token() const { return block_bytes * 8.0 / kBlockTokens; }
   double stored_bits_per_token() const { return page_bytes() * 8.0 / page_tokens; }
 
-  // bits: [rank], each 1..8; or all 16; or all 32. page_tokens = max(32, group_size) unless raw
-  // (32).
-  static PagePlan Make(std::vector<uint8_t> bits, ScaleFormat scales, int group_size);
+  // bits: [rank], each 1..8; or all 16; or all 32. page_tokens: a multiple of 32 and of group_size;
+  // 0 = max(32, group_size), or 32 if raw.
+  static PagePlan Make(std::vector<uint8_t> bits, ScaleFormat scales, int group_size,
+                       int page_tokens = 0);
 };
 
 }  // namespace palu

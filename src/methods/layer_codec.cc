@@ -78,8 +78,7 @@ class SideFit {
       for (int d = 0; d < group.dim; ++d)
         group.basis.push_back(F32ToF16(static_cast<float>(axis[d])));
     }
-    group.plan = PagePlan::Make(std::move(kept), config_.scales, config_.group_size);
-    group.plan.page_tokens = page_tokens;
+    group.plan = PagePlan::Make(std::move(kept), config_.scales, config_.group_size, page_tokens);
     return group;
   }
 
