@@ -1,6 +1,7 @@
 #include "llama/hooks.h"
 
 #include <algorithm>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -57,10 +58,12 @@ bool Hooks::Callback(ggml_tensor* t, bool ask, void* self) {
     if (ask) return hooks.Ask(t);
     hooks.Handle(t);
     return true;
+  } catch (const std::bad_alloc&) {
+    hooks.error_ = std::make_exception_ptr(MemoryError("the system has no memory left"));
   } catch (...) {
     hooks.error_ = std::current_exception();
-    return false;
   }
+  return false;  // the rest of the graph is not computed
 }
 
 bool Hooks::Ask(ggml_tensor* t) {

@@ -150,13 +150,11 @@ void SetWindows(Probe& probe, int window) {
 
 }  // namespace
 
-std::vector<LayerInfo> ProbeLayers(llama_model* model, int threads) {
+std::vector<LayerInfo> ProbeLayers(llama_model* model) {
   Probe probe;
-  Context context(model, {.cells = 256,
-                          .ubatch = 16,
-                          .threads = threads,
-                          .callback = Callback,
-                          .callback_data = &probe});
+  Context context(
+      model,
+      {.cells = 256, .ubatch = 16, .threads = 1, .callback = Callback, .callback_data = &probe});
   const int window = llama_model_n_swa(model);
   if (window != 0 && window < kFirstTokens)
     throw FormatError("a sliding window of " + std::to_string(window) + " tokens is not supported");

@@ -27,9 +27,10 @@ struct LayerInfo {
 // Which layers have a sliding window is not in llama.cpp's API. It shows in the masks: with tokens
 // at positions just inside and just outside the window of a last token (moved there by shifting
 // positions in llama.cpp's cache), a full layer sees all of them, a windowed one all but the outer.
-// Cost: two small decodes in a context of 256 cells. Errors: FormatError with the reason when the
-// model's attention cannot be taken over.
-std::vector<LayerInfo> ProbeLayers(llama_model* model, int threads);
+// Cost: at most two small decodes in a context of 256 cells, on one thread (a token or three are
+// bound by memory). Errors: FormatError with the reason when the model's attention cannot be taken
+// over.
+std::vector<LayerInfo> ProbeLayers(llama_model* model);
 
 }  // namespace palu::llama
 

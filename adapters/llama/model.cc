@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <mutex>
 
-#include "llama/context.h"
 #include "llama/log.h"
 #include "llama/model_impl.h"
 #include "palu/errors.h"
@@ -105,7 +104,7 @@ std::shared_ptr<const Model> Model::Load(const std::string& path, const ModelOpt
     throw FormatError(refused + reason);
   }
   try {
-    impl.layers = ProbeLayers(impl.model.get(), std::min(4, ResolveThreads(0)));
+    impl.layers = ProbeLayers(impl.model.get());
   } catch (const FormatError& error) {
     throw FormatError(refused + error.what());
   }

@@ -147,7 +147,7 @@ bool Session::Decode(std::span<const Token> tokens, LogitRows rows,
     s.position = start;
     try {
       s.driver->Rollback(start);
-    } catch (const Error&) {
+    } catch (...) {
       s.broken = true;
     }
     throw;

@@ -57,8 +57,8 @@ TEST_P(ExactTest, Fp16CacheDiffersNoMoreThanLlamaCppsOwn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Architectures, ExactTest,
-                         testing::Values("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3",
-                                         "smollm3", "gpt-oss"),
+                         testing::Values("llama", "qwen2", "qwen2vl", "qwen3", "gemma2", "gemma3",
+                                         "gemma4", "phi3", "smollm3", "gpt-oss"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -62,13 +62,23 @@ class Writer {
   void Norm(const std::string& name, int64_t n) { Tensor(name + ".weight", {n}, 1, 0.1f); }
   void Bias(const std::string& name, int64_t n) { Tensor(name + ".bias", {n}, 0, 0.3f); }
 
-  void Attention(const std::string& block);
+  // gemma4: windowed layers have smaller heads, and the last layers have no K and V of their own.
+  bool HasWindow(int layer) const { return layer < kWindowedStart || layer % 2 == 0; }
+  int HeadDim(int layer) const {
+    return Is({"gemma4"}) && HasWindow(layer) ? model_.head_dim / 2 : model_.head_dim;
+  }
+  bool HasOwnKv(int layer) const {
+    return !Is({"gemma4"}) || layer < model_.layers - kSharedLayers;
+  }
+
+  void Attention(const std::string& block, int layer);
   void LatentAttention(const std::string& block);
   void FeedForward(const std::string& block);
   void Experts(const std::string& block);
   void Mamba(const std::string& block);
   void RopeFactors();
 
+  static constexpr int kWindowedStart = 3, kSharedLayers = 2;  // gemma4
   static constexpr int kExperts = 4, kExpertsUsed = 2;
   static constexpr int kStateSize = 8, kConvolution = 4, kTimeRank = 8;       // mamba
   static constexpr int kLatentRank = 32, kLatentRope = 16, kLatentHead = 32;  // deepseek2
@@ -112,6 +122,22 @@ void Writer::WriteKeys() {
     Key("attn_logit_softcapping", 2.0f);  // low, so that it is felt with random weights
     Key("final_logit_softcapping", 30.0f);
   }
+  if (Is({"qwen2vl"})) {
+    const int32_t quarter = m.head_dim / 8;  // sections are counted in pairs of dims
+    const int32_t sections[4] = {2 * quarter, quarter, quarter, 0};
+    gguf_set_arr_data(gguf_.get(), "qwen2vl.rope.dimension_sections", GGUF_TYPE_INT32, sections, 4);
+  }
+  if (Is({"gemma4"})) {
+    std::vector<uint8_t> windowed(m.layers);
+    for (int i = 0; i < m.layers; ++i) windowed[i] = HasWindow(i);
+    gguf_set_arr_data(gguf_.get(), "gemma4.attention.sliding_window_pattern", GGUF_TYPE_BOOL,
+                      windowed.data(), m.layers);
+    Key("attention.shared_kv_layers", kSharedLayers);
+    Key("attention.key_length_swa", HeadDim(0));
+    Key("attention.value_length_swa", HeadDim(0));
+    Key("rope.dimension_count_swa", HeadDim(0));
+    Key("embedding_length_per_layer_input", 0);
+  }
   if (Is({"gpt-oss"})) {
     Key("expert_count", kExperts);
     Key("expert_used_count", kExpertsUsed);
@@ -137,26 +163,28 @@ void Writer::WriteKeys() {
   }
 }
 
-void Writer::Attention(const std::string& block) {
+void Writer::Attention(const std::string& block, int layer) {
   const RandomModel& m = model_;
-  const int64_t q = int64_t{m.heads} * m.head_dim, kv = int64_t{m.kv_heads} * m.head_dim;
+  const int64_t head_dim = HeadDim(layer), q = m.heads * head_dim, kv = m.kv_heads * head_dim;
   // Scores then have a standard deviation of about 2: attention that is far from flat.
   const float gain = 1.4f;
   if (Is({"phi3"})) {
     Matrix(block + "attn_qkv", m.embedding, q + 2 * kv, gain);
   } else {
     Matrix(block + "attn_q", m.embedding, q, gain);
-    Matrix(block + "attn_k", m.embedding, kv, gain);
-    Matrix(block + "attn_v", m.embedding, kv);
+    if (HasOwnKv(layer)) Matrix(block + "attn_k", m.embedding, kv, gain);
+    if (HasOwnKv(layer)) Matrix(block + "attn_v", m.embedding, kv);
   }
-  if (Is({"qwen2", "gpt-oss"})) {
+  if (Is({"qwen2", "qwen2vl", "gpt-oss"})) {
     Bias(block + "attn_q", q);
     Bias(block + "attn_k", kv);
     Bias(block + "attn_v", kv);
   }
-  if (Is({"qwen3", "gemma3"})) {
-    Norm(block + "attn_q_norm", m.head_dim);
-    Norm(block + "attn_k_norm", m.head_dim);
+  if (Is({"qwen3", "gemma3", "gemma4"})) {
+    // gemma4 does not scale the scores: its norms do.
+    const float size = Is({"gemma4"}) ? 0.5f : 1.0f;
+    Tensor(block + "attn_q_norm.weight", {head_dim}, size, 0.1f);
+    if (HasOwnKv(layer)) Tensor(block + "attn_k_norm.weight", {head_dim}, size, 0.1f);
   }
   Matrix(block + "attn_output", q, m.embedding);
   if (Is({"gpt-oss"})) {
@@ -229,7 +257,7 @@ void Writer::RopeFactors() {
 
 void Writer::WriteTensors() {
   const RandomModel& m = model_;
-  const bool gemma = Is({"gemma2", "gemma3"});
+  const bool gemma = Is({"gemma2", "gemma3", "gemma4"});
   // Gemma ties input and output and multiplies the input by sqrt(embedding).
   const float deviation = gemma ? 1 / std::sqrt(static_cast<float>(m.embedding)) : 1;
   float* embedding = Tensor("token_embd.weight", {m.embedding, m.vocabulary}, 0, deviation);
@@ -238,6 +266,7 @@ void Writer::WriteTensors() {
   Norm("output_norm", m.embedding);
   if (!gemma) Matrix("output", m.embedding, m.vocabulary);
   if (m.long_rope_original > 0) RopeFactors();
+  if (Is({"gemma4"})) Tensor("rope_freqs.weight", {m.head_dim / 2}, 3, 0.5f);
   for (int i = 0; i < m.layers; ++i) {
     const std::string block = "blk." + std::to_string(i) + ".";
     Norm(block + "attn_norm", m.embedding);
@@ -245,7 +274,7 @@ void Writer::WriteTensors() {
       Mamba(block);
       continue;
     }
-    Is({"deepseek2"}) ? LatentAttention(block) : Attention(block);
+    Is({"deepseek2"}) ? LatentAttention(block) : Attention(block, i);
     Is({"gpt-oss"}) ? Experts(block) : FeedForward(block);
     if (gemma) {
       Norm(block + "post_attention_norm", m.embedding);
@@ -264,6 +293,7 @@ RandomModel MakeRandomModel(const std::string& architecture) {
   if (architecture == "gemma2") model.layers = 4, model.window = 50;
   if (architecture == "gemma3")
     model.layers = 6, model.kv_heads = 1, model.head_dim = 64, model.window = 100;
+  if (architecture == "gemma4") model.layers = 6, model.head_dim = 64, model.window = 60;
   if (architecture == "phi3") model.kv_heads = 4, model.long_rope_original = 512;
   if (architecture == "smollm3") model.layers = 4;
   if (architecture == "gpt-oss") model.layers = 4, model.window = 40;

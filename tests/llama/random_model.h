@@ -10,8 +10,9 @@ namespace palu::llama {
 // What GGUF needs to say about a model; fields that an architecture does not have are left out of
 // the file.
 struct RandomModel {
-  // llama, qwen2 (biases), qwen3 (q/k norm), gemma2 (windows, soft caps), gemma3 (windows 5:1, q/k
-  // norm), phi3 (fused QKV), smollm3 (every fourth layer without RoPE), gpt-oss (sinks, windows,
+  // llama, qwen2 (biases), qwen2vl (multi-section RoPE), qwen3 (q/k norm), gemma2 (windows, soft
+  // caps), gemma3 (windows 5:1, q/k norm), gemma4 (windows, two head sizes, layers that share K and
+  // V), phi3 (fused QKV), smollm3 (every fourth layer without RoPE), gpt-oss (sinks, windows,
   // experts), refact (ALiBi), mamba (no attention), deepseek2 (latent attention)
   std::string architecture = "llama";
   int layers = 3, heads = 4, kv_heads = 2, head_dim = 32, embedding = 128, feed_forward = 256;
