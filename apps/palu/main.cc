@@ -6,8 +6,9 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <vector>
 
-#include "palu/errors.h"
+#include "palu/palu.h"
 #include "verbs.h"
 
 namespace {
@@ -29,6 +30,15 @@ int Fail(int code, std::string message) {
   return code;
 }
 
+std::string UsageMessage(const CLI::App& app, const CLI::ParseError& e) {
+  const std::vector<std::string> rest = app.remaining();
+  // CLI11 would only say that a subcommand is missing.
+  if (e.get_name() == "RequiredError" && app.get_subcommands().empty() && !rest.empty()) {
+    return "there is no verb " + rest[0] + " (see palu --help)";
+  }
+  return std::string(e.what()) + " (see palu --help)";
+}
+
 int Main(int argc, char** argv) {
   using palu::app::kRuntimeErrorExit, palu::app::kUsageExit;
   CLI::App app{"Runs GGUF models with a KV cache of packed low-rank latents.", "palu"};
@@ -42,10 +52,11 @@ int Main(int argc, char** argv) {
   palu::app::AddMethods(app, action);
   try {
     app.parse(argc, argv);
+    palu::KernelTarget();  // a wrong PALU_TARGET is better said before the work
     return action();
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help and --version
-    return Fail(kUsageExit, std::string(e.what()) + " (see palu --help)");
+    return Fail(kUsageExit, UsageMessage(app, e));
   } catch (const palu::app::UsageError& e) {
     return Fail(kUsageExit, e.what());
   } catch (const palu::ConfigError& e) {

@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "files.h"
@@ -67,12 +68,12 @@ std::vector<llama::Token> PromptTokens(const llama::Model& model, const RunOptio
 int RunOnce(const RunOptions& o) {
   const std::string text = PromptText(o);
   if (text.empty()) throw InputError("the prompt is empty");
-  const std::shared_ptr<const llama::Model> model = LoadModel(o);
+  std::shared_ptr<const llama::Model> model = LoadModel(o);
   const std::vector<llama::Token> tokens = PromptTokens(*model, o, text);
   const int64_t reach = static_cast<int64_t>(tokens.size()) + o.tokens;
   CheckFits(*model, o, reach);
-  const std::unique_ptr<llama::Session> session = OpenSession(model, o, reach);
-  Sampler sampler = MakeSampler(*model, o);
+  const std::unique_ptr<llama::Session> session = OpenSession(std::move(model), o, reach);
+  Sampler sampler = MakeSampler(session->model(), o);
   for (const llama::Token token : tokens) sampler.Accept(token);
 
   CatchInterrupt();

@@ -25,6 +25,15 @@ std::string PromptText(const RunOptions& o) {
   return text + o.prompt;
 }
 
+int64_t SessionContext(const llama::Model& model, const RunOptions& o, int64_t reach) {
+  if (o.context > 0) return o.context;
+  const int64_t trained = model.info().train_context;
+  // llama.cpp reserves its whole context at once, so its cache gets what the run needs and no more.
+  // Ours grow; their fit depends on the context, which must not change with the answer's length.
+  if (o.cache.starts_with("llama:") && reach > 0) return reach;
+  return std::max(trained, reach);
+}
+
 std::shared_ptr<const llama::Model> LoadModel(const RunOptions& o) {
   Note note("loading the model");
   return llama::Model::Load(o.model, {.context = o.context});
@@ -52,11 +61,13 @@ std::unique_ptr<llama::Session> OpenSession(std::shared_ptr<const llama::Model> 
   if (trained > 0 && reach > trained) {
     spdlog::warn("the model was trained for {} tokens, this run reaches {}", trained, reach);
   }
-  // llama.cpp reserves its whole context at once, so its cache gets what the run needs and no more.
-  // Ours grow; their fit depends on the context, which must not change with the length of the
-  // answer.
-  int64_t context = o.context;
-  if (context == 0) context = o.cache.starts_with("llama:") ? reach : std::max(trained, reach);
+  const int64_t context = SessionContext(*model, o, reach);
+  if (context != (o.context > 0 ? o.context : trained)) {
+    RunOptions other = o;
+    other.context = context;
+    model.reset();
+    model = LoadModel(other);  // LongRoPE chooses its factors by the context
+  }
   Note note("preparing the cache");
   return std::make_unique<llama::Session>(
       std::move(model),

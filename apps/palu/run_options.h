@@ -26,13 +26,17 @@ struct RunOptions {
 // The text of --file and -p, with an empty line between them. Errors: FormatError, InputError.
 std::string PromptText(const RunOptions& options);
 
+// Positions that the session is made for. reach: tokens of the run when they are known, else 0.
+int64_t SessionContext(const llama::Model& model, const RunOptions& options, int64_t reach);
+
+// For options.context.
 std::shared_ptr<const llama::Model> LoadModel(const RunOptions& options);
 
 // Throws InputError or MemoryError when `reach` tokens cannot fit --ctx or, by an estimate,
 // --kv-memory.
 void CheckFits(const llama::Model& model, const RunOptions& options, int64_t reach);
 
-// reach: tokens of the run when they are known, else 0.
+// Loads the model anew when it was loaded for another context than SessionContext.
 std::unique_ptr<llama::Session> OpenSession(std::shared_ptr<const llama::Model> model,
                                             const RunOptions& options, int64_t reach);
 

@@ -1,0 +1,16 @@
+// File: text_model.h - a small random model that reads and writes text.
+#ifndef PALU_TESTS_APP_TEXT_MODEL_H_
+#define PALU_TESTS_APP_TEXT_MODEL_H_
+
+#include <string>
+
+namespace palu::app {
+
+// A llama model with random weights and one token per byte: <unk>, <s>, </s>, the 256 bytes, and
+// filler. Its answers are noise and mostly not UTF-8. `chat`: with a chatml template.
+// head_dim 32, so the default cache fits its basis after 256 tokens. Throws std::runtime_error.
+void WriteTextModel(const std::string& path, bool chat);
+
+}  // namespace palu::app
+
+#endif  // PALU_TESTS_APP_TEXT_MODEL_H_
