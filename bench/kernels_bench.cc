@@ -4,8 +4,8 @@
 //   kernels_bench --benchmark_filter='Score|Accumulate'
 //
 // Attention benchmarks walk `heads` caches of 8,192 tokens in turn: 1 stays in the L2 cache, 64 do
-// not. The counter "us/head" is the time of one head, which is what a decode step pays per KV head
-// and layer.
+// not. The time is that of one head, which is what a decode step pays per KV head and layer.
+// Encode and Decode take one page and one block of rank 64.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -110,9 +110,6 @@ struct Caches {
 
 void Report(benchmark::State& state, const PagePlan& plan) {
   const double bytes = static_cast<double>(plan.page_bytes()) * kTokens / plan.page_tokens;
-  state.counters["us/head"] =
-      benchmark::Counter(1e-6 * static_cast<double>(state.iterations()),
-                         benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
   state.SetBytesProcessed(static_cast<int64_t>(bytes) * state.iterations());
 }
 
@@ -196,9 +193,7 @@ void Encode(benchmark::State& state, const KernelTable& kernels, const Mix& mix)
     kernels.encode_page(plan, x.data(), plan.page_tokens, page.data());
     benchmark::ClobberMemory();
   }
-  state.counters["ns/token"] =
-      benchmark::Counter(1e-9 * plan.page_tokens * static_cast<double>(state.iterations()),
-                         benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+  state.SetItemsProcessed(plan.page_tokens * state.iterations());
 }
 
 void Decode(benchmark::State& state, const KernelTable& kernels, const Mix& mix, bool tokens) {
@@ -233,26 +228,33 @@ void RegisterAll() {
         for (const int heads : {1, 64}) {
           const std::string name = target + "/" + mix.name + "/rows:" + std::to_string(rows) +
                                    "/heads:" + std::to_string(heads);
-          benchmark::RegisterBenchmark(("Score" + name).c_str(), Score, *kernels, mix, rows, heads);
+          benchmark::RegisterBenchmark(("Score" + name).c_str(), Score, *kernels, mix, rows, heads)
+              ->Unit(benchmark::kMicrosecond);
           benchmark::RegisterBenchmark(("Accumulate" + name).c_str(), Accumulate, *kernels, mix,
-                                       rows, heads);
+                                       rows, heads)
+              ->Unit(benchmark::kMicrosecond);
         }
       }
       benchmark::RegisterBenchmark(("Encode" + target + "/" + mix.name).c_str(), Encode, *kernels,
-                                   mix);
+                                   mix)
+          ->Unit(benchmark::kMicrosecond);
       benchmark::RegisterBenchmark(("Decode" + target + "/" + mix.name).c_str(), Decode, *kernels,
-                                   mix, false);
+                                   mix, false)
+          ->Unit(benchmark::kMicrosecond);
       benchmark::RegisterBenchmark(("DecodeTokens" + target + "/" + mix.name).c_str(), Decode,
-                                   *kernels, mix, true);
+                                   *kernels, mix, true)
+          ->Unit(benchmark::kMicrosecond);
     }
     const int shapes[][3] = {{192, 256, 64}, {192, 64, 256},  {32, 64, 64},  {3, 64, 64},
                              {512, 64, 64},  {256, 128, 128}, {192, 50, 256}};
     for (const auto& [m, n, k] : shapes) {
       const std::string name = target + "/m:" + std::to_string(m) + "/n:" + std::to_string(n) +
                                "/k:" + std::to_string(k);
-      benchmark::RegisterBenchmark(("Gemm" + name).c_str(), Gemm, *kernels, m, n, k);
+      benchmark::RegisterBenchmark(("Gemm" + name).c_str(), Gemm, *kernels, m, n, k)
+          ->Unit(benchmark::kMicrosecond);
     }
-    benchmark::RegisterBenchmark(("ExpSum" + target).c_str(), ExpSum, *kernels);
+    benchmark::RegisterBenchmark(("ExpSum" + target).c_str(), ExpSum, *kernels)
+        ->Unit(benchmark::kMicrosecond);
   }
 }
 

@@ -6,6 +6,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/accumulate.cc"
 // clang-format off: the order matters
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/decode-inl.h"
@@ -20,77 +21,128 @@ namespace HWY_NAMESPACE {
 namespace {
 #if PALU_IS_SIMD(HWY_TARGET)
 
-constexpr int kAccumulateRows = HWY_TARGET == HWY_AVX3 ? 4 : 3;
-constexpr int kSums = 2;  // partial sums per row, to hide the latency of multiply-add
+constexpr int kAccumulateRows = HWY_TARGET == HWY_AVX3 ? 8 : 3;
+constexpr int kRunBlocks = 16;  // blocks between two sums over lanes
+// Bytes ahead of the codes in use that are fetched: a run reads its pages side by side, which is
+// more streams than the hardware follows well.
+constexpr int kAhead = 256;
 
-// The parts of a run that the loops over channels need.
-struct RunOfPages {
-  const PagePlan& plan;
-  const uint8_t* const* pages;
-  int n_pages;
-  const float* a;  // [n_pages][stride]; unused if raw
-  const float* z;
-  int64_t stride;
+// The blocks of a run of pages.
+struct Run {
+  int n_blocks = 0;
+  const uint8_t* codes[kRunBlocks];
+  const float* a[kRunBlocks];  // [rank]; unused if raw
 };
+
+// Lane i of the result is the sum of the lanes of v[i]. The order of the additions is the same for
+// every i.
+HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> SumsOfLanes(const VF v[4]) {
+  const DF df;
+  const hn::Repartition<double, DF> dd;
+  // Lanes 0..3 of every 128-bit block: sums over pairs of v0, v1, v0, v1, then of v2, v3, v2, v3.
+  const VF v01 = hn::Add(hn::InterleaveLower(df, v[0], v[1]), hn::InterleaveUpper(df, v[0], v[1]));
+  const VF v23 = hn::Add(hn::InterleaveLower(df, v[2], v[3]), hn::InterleaveUpper(df, v[2], v[3]));
+  const auto p01 = hn::BitCast(dd, v01), p23 = hn::BitCast(dd, v23);
+  const VF lower = hn::BitCast(df, hn::InterleaveLower(dd, p01, p23));
+  const VF upper = hn::BitCast(df, hn::InterleaveUpper(dd, p01, p23));
+  return SumOfBlocks(df, hn::Add(lower, upper));
+}
 
 // Adds sum_t p_t * (a * level_t) for kRows rows, channel by channel.
 template <int kRows>
 struct AccumulateTask {
-  const RunOfPages& run;
-  const float* p;  // [kRows][p_stride]
-  int64_t p_stride;
-  float* acc;  // [kRows][acc_stride]
+  const PagePlan& plan;
+  const Run& run;
+  const float* p;  // [token / kLanes][kRows][kLanes]
+  float* acc;      // [kRows][acc_stride]
   int64_t acc_stride;
   int c = 0;
 
-  template <int kBits>
-  HWY_INLINE void AddPage(const uint8_t* page, VU8 table, float scale, const float* weights,
-                          VF* sum) const {
+  // kChannels channels from c on: two at a time share the loads of p and hide the latency of
+  // multiply-add.
+  template <int kBits, int kChannels>
+  HWY_INLINE void Add(VU8 table) {
     const DF df;
-    const VF a = hn::Set(df, scale);
-    for (int block = 0; block < run.plan.blocks(); ++block) {
-      const uint8_t* codes = page + static_cast<size_t>(block) * run.plan.block_bytes;
-      for (int part = 0; part < kParts; ++part, weights += kPart) {
-        VF value[kVecs];
-        LoadLevels<kBits>(codes, part, table, value);
-        for (int j = 0; j < kVecs; ++j) {
-          if constexpr (kBits <= 8) value[j] = hn::Mul(value[j], a);
-          for (int i = 0; i < kRows; ++i) {
-            VF& to = sum[i * kSums + j % kSums];
-            to = hn::MulAdd(value[j], hn::LoadU(df, weights + i * p_stride + j * kLanes), to);
+    constexpr int kSums = (kRows * kChannels + 3) / 4 * 4;
+    VF sums[kSums];
+    for (VF& sum : sums) sum = hn::Zero(df);
+    const float* weights = p;
+    for (int block = 0; block < run.n_blocks; ++block) {
+      const uint8_t* codes = run.codes[block] + plan.code_offset[c];
+      hwy::Prefetch(codes + kAhead);
+      for (int part = 0; part < kParts; ++part, weights += kRows * kPart) {
+        for (int k = 0; k < kChannels; ++k) {
+          VF value[kVecs];
+          LoadLevels<kBits>(codes + k * 4 * kBits, part, table, value);
+          for (int j = 0; j < kVecs; ++j) {
+            if constexpr (kBits <= 8) {
+              value[j] = hn::Mul(value[j], hn::Set(df, run.a[block][c + k]));
+            }
+            for (int i = 0; i < kRows; ++i) {
+              VF& sum = sums[k * kRows + i];
+              sum = hn::MulAdd(value[j], hn::Load(df, weights + (j * kRows + i) * kLanes), sum);
+            }
           }
         }
       }
+    }
+    const hn::CappedTag<float, 4> d4;
+    alignas(16) float totals[kSums];
+    for (int i = 0; i < kSums; i += 4) hn::Store(SumsOfLanes(sums + i), d4, totals + i);
+    for (int k = 0; k < kChannels; ++k) {
+      for (int i = 0; i < kRows; ++i) acc[i * acc_stride + c + k] += totals[k * kRows + i];
     }
   }
 
   // The run of channels with kBits bits that starts at c.
   template <int kBits>
   HWY_INLINE void Channels() {
-    const DF df;
-    const PagePlan& plan = run.plan;
     const VU8 table = LevelTable(plan, kBits);
-    for (; c < plan.rank && plan.bits[c] == kBits; ++c) {
-      VF sum[kRows * kSums];
-      for (VF& s : sum) s = hn::Zero(df);
-      const float* weights = p;
-      for (int page = 0; page < run.n_pages; ++page, weights += plan.page_tokens) {
-        const float scale = kBits <= 8 ? run.a[page * run.stride + c] : 1.0f;
-        AddPage<kBits>(run.pages[page] + plan.code_offset[c], table, scale, weights, sum);
-      }
-      for (int i = 0; i < kRows; ++i) {
-        const VF both = hn::Add(sum[i * kSums], sum[i * kSums + 1]);
-        acc[i * acc_stride + c] += hn::GetLane(hn::SumOfLanes(df, both));
-      }
+    int end = c + 1;
+    while (end < plan.rank && plan.bits[end] == kBits) ++end;
+    for (; c + 2 <= end; c += 2) Add<kBits, 2>(table);
+    if (c < end) {
+      Add<kBits, 1>(table);
+      ++c;
     }
   }
 };
 
+// The rows of one pass: p is copied so that a pass reads it in order and on cache lines.
 template <int kRows>
-void AccumulateRows(const RunOfPages& run, const float* p, int64_t p_stride, float* acc,
-                    int64_t acc_stride) {
-  AccumulateTask<kRows> task{run, p, p_stride, acc, acc_stride};
-  while (task.c < run.plan.rank) ForBits(run.plan.bits[task.c], task);
+void AccumulateRows(const PagePlan& plan, const Run& run, const AccumulateArgs& args) {
+  const DF df;
+  alignas(64) float tile[kRows * kRunBlocks * kBlockTokens];
+  for (int t = 0; t < run.n_blocks * kBlockTokens; t += kLanes) {
+    for (int i = 0; i < kRows; ++i) {
+      hn::Store(hn::LoadU(df, args.p + i * args.p_stride + t), df, tile + t * kRows + i * kLanes);
+    }
+  }
+  AccumulateTask<kRows> task{plan, run, tile, args.acc, args.acc_stride};
+  while (task.c < plan.rank) ForBits(plan.bits[task.c], task);
+}
+
+// AccumulateRows<rows>, rows <= kMost.
+template <int kMost>
+HWY_INLINE void AccumulateRowsOf(int rows, const PagePlan& plan, const Run& run,
+                                 const AccumulateArgs& args) {
+  if (rows == kMost) {
+    AccumulateRows<kMost>(plan, run, args);
+  } else if constexpr (kMost > 1) {
+    AccumulateRowsOf<kMost - 1>(rows, plan, run, args);
+  }
+}
+
+// All rows of args, in passes of near equal size; args.p is that of the run's first token.
+void AccumulateRun(const Run& run, AccumulateArgs args) {
+  const int passes = (args.rows + kAccumulateRows - 1) / kAccumulateRows;
+  for (int pass = 0; pass < passes; ++pass) {
+    const int n = args.rows / (passes - pass);
+    AccumulateRowsOf<kAccumulateRows>(n, *args.run.plan, run, args);
+    args.rows -= n;
+    args.p += n * args.p_stride;
+    args.acc += n * args.acc_stride;
+  }
 }
 
 // Sum of n floats, n a multiple of 8.
@@ -104,23 +156,21 @@ HWY_INLINE float Sum(const float* x, int n) {
 }
 
 // acc[i][c] += sum over the pages of z[page][c] * sum_t p[i][t].
-void AddZeros(const AccumulateArgs& args, const RunOfPages& run) {
+void AddZeros(const AccumulateArgs& args, const float* z, int64_t stride, float* sums) {
   const DF df;
-  const PagePlan& plan = run.plan;
-  float* sums = args.scratch + 2 * run.n_pages * run.stride;  // [rows][n_pages]
+  const PagePlan& plan = *args.run.plan;
+  const int n_pages = args.run.n_pages;
   for (int i = 0; i < args.rows; ++i) {
-    for (int page = 0; page < run.n_pages; ++page) {
+    for (int page = 0; page < n_pages; ++page) {
       const float* weights = args.p + i * args.p_stride + page * plan.page_tokens;
-      sums[i * run.n_pages + page] = Sum(weights, plan.page_tokens);
+      sums[page] = Sum(weights, plan.page_tokens);
     }
-  }
-  for (int i = 0; i < args.rows; ++i) {
     for (int c = 0; c < plan.rank; c += kLanes) {
       float* to = args.acc + i * args.acc_stride + c;
       VF sum = LoadFirst(to, plan.rank - c);
-      for (int page = 0; page < run.n_pages; ++page) {
-        const VF weight = hn::Set(df, sums[i * run.n_pages + page]);
-        sum = hn::MulAdd(weight, hn::LoadU(df, run.z + page * run.stride + c), sum);
+      for (int page = 0; page < n_pages; ++page) {
+        const VF weight = hn::Set(df, sums[page]);
+        sum = hn::MulAdd(weight, hn::LoadU(df, z + page * stride + c), sum);
       }
       StoreFirst(sum, to, plan.rank - c);
     }
@@ -128,24 +178,32 @@ void AddZeros(const AccumulateArgs& args, const RunOfPages& run) {
 }
 
 // Groups of 8 and 16 tokens: the scales change within a block, so channels are decoded first.
-void AccumulateSmallGroups(const AccumulateArgs& args) {
+void AccumulateSmallGroups(const AccumulateArgs& args, const uint8_t* page, const float* p) {
   const DF df;
+  const hn::CappedTag<float, 4> d4;
   const PagePlan& plan = *args.run.plan;
-  alignas(64) float values[kBlockTokens];
-  for (int c = 0; c < plan.rank; ++c) {
-    VF sums[kMaxFusedRows];
-    for (VF& sum : sums) sum = hn::Zero(df);
-    for (int page = 0; page < args.run.n_pages; ++page) {
-      DecodeChannel(plan, args.run.pages[page], 0, c, values);
-      for (int i = 0; i < args.rows; ++i) {
-        const float* weights = args.p + i * args.p_stride + page * kBlockTokens;
+  alignas(64) float values[kLanes * kBlockTokens] = {};
+  for (int c = 0; c < plan.rank; c += kLanes) {
+    const int n = Least(kLanes, plan.rank - c);
+    DecodeChannels(plan, page, 0, c, c + n, values);
+    for (int i = 0; i < args.rows; ++i) {
+      const float* weights = p + i * args.p_stride;
+      for (int k = 0; k < n; k += 4) {
+        VF sums[4];
+        for (VF& sum : sums) sum = hn::Zero(df);
         for (int t = 0; t < kBlockTokens; t += kLanes) {
-          sums[i] = hn::MulAdd(hn::Load(df, values + t), hn::LoadU(df, weights + t), sums[i]);
+          const VF weight = hn::LoadU(df, weights + t);
+          for (int j = 0; j < 4; ++j) {
+            const float* from = values + (k + j) * kBlockTokens + t;
+            sums[j] = hn::MulAdd(weight, hn::Load(df, from), sums[j]);
+          }
+        }
+        alignas(16) float totals[4];
+        hn::Store(SumsOfLanes(sums), d4, totals);
+        for (int j = 0; j < Least(4, n - k); ++j) {
+          args.acc[i * args.acc_stride + c + k + j] += totals[j];
         }
       }
-    }
-    for (int i = 0; i < args.rows; ++i) {
-      args.acc[i * args.acc_stride + c] += hn::GetLane(hn::SumOfLanes(df, sums[i]));
     }
   }
 }
@@ -154,45 +212,39 @@ void Accumulate(const AccumulateArgs& args) {
   const DF df;
   const PagePlan& plan = *args.run.plan;
   if (!plan.raw && plan.groups() > 1) {
-    AccumulateSmallGroups(args);
+    for (int page = 0; page < args.run.n_pages; ++page) {
+      AccumulateSmallGroups(args, args.run.pages[page], args.p + page * kBlockTokens);
+    }
     return;
   }
   const int64_t stride = plan.rank + kChannelPadding;
   float* a = args.scratch;
   float* z = a + args.run.n_pages * stride;
-  const RunOfPages run{plan, args.run.pages, args.run.n_pages, a, z, stride};
   if (!plan.raw) {
-    for (int page = 0; page < run.n_pages; ++page) {
+    for (int page = 0; page < args.run.n_pages; ++page) {
       for (int c = 0; c < plan.rank; c += kLanes) {
         VF va, vz;
-        LoadScales(plan, run.pages[page], 0, c, va, vz);
+        LoadScales(plan, args.run.pages[page], 0, c, va, vz);
         hn::StoreU(va, df, a + page * stride + c);
         hn::StoreU(vz, df, z + page * stride + c);
       }
     }
   }
-  const int passes = (args.rows + kAccumulateRows - 1) / kAccumulateRows;
-  for (int pass = 0, row = 0; pass < passes; ++pass) {
-    const int n = (args.rows - row) / (passes - pass);
-    const float* p = args.p + row * args.p_stride;
-    float* acc = args.acc + row * args.acc_stride;
-    switch (n) {
-      case 1:
-        AccumulateRows<1>(run, p, args.p_stride, acc, args.acc_stride);
-        break;
-      case 2:
-        AccumulateRows<2>(run, p, args.p_stride, acc, args.acc_stride);
-        break;
-      case 3:
-        AccumulateRows<3>(run, p, args.p_stride, acc, args.acc_stride);
-        break;
-      default:
-        AccumulateRows<kAccumulateRows>(run, p, args.p_stride, acc, args.acc_stride);
-        break;
+  const int pages_per_run = kRunBlocks / plan.blocks();
+  for (int first = 0; first < args.run.n_pages; first += pages_per_run) {
+    Run run;
+    for (int page = first; page < args.run.n_pages && page < first + pages_per_run; ++page) {
+      for (int block = 0; block < plan.blocks(); ++block) {
+        run.codes[run.n_blocks] =
+            args.run.pages[page] + static_cast<size_t>(block) * plan.block_bytes;
+        run.a[run.n_blocks++] = a + page * stride;
+      }
     }
-    row += n;
+    AccumulateArgs part = args;
+    part.p += static_cast<int64_t>(first) * plan.page_tokens;
+    AccumulateRun(run, part);
   }
-  if (!plan.raw) AddZeros(args, run);
+  if (!plan.raw) AddZeros(args, z, stride, z + args.run.n_pages * stride);
 }
 
 void AddAccumulateTarget(KernelTable& table) { table.accumulate = Accumulate; }

@@ -1,4 +1,4 @@
-// File: decode-inl.h - one channel of one block as 32 floats.
+// File: decode-inl.h - channels of one block as floats.
 #if defined(PALU_SRC_KERNELS_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef PALU_SRC_KERNELS_DECODE_INL_H_
 #undef PALU_SRC_KERNELS_DECODE_INL_H_
@@ -6,7 +6,6 @@
 #define PALU_SRC_KERNELS_DECODE_INL_H_
 #endif
 
-#include "base/fp16.h"
 #include "hwy/highway.h"
 #include "kernels/levels-inl.h"
 #include "kernels/simd-inl.h"
@@ -17,56 +16,68 @@ namespace HWY_NAMESPACE {
 namespace {
 #if PALU_IS_SIMD(HWY_TARGET)
 
-// The levels (or raw values) of one channel, for ForBits.
-struct LevelsOfChannel {
+// A run of channels of kBits bits whose scales are known: out[channel * 32 + token].
+struct DecodeTask {
   const PagePlan& plan;
-  const uint8_t* codes;
-  float* out;
+  const uint8_t* codes;  // of the block
+  const float* a;        // of channel c, [group of the block][kLanes]
+  const float* z;
+  int end;
+  int c;
+  float* out;  // of channel c
+
+  // Within one group.
+  HWY_INLINE void Scale(int tokens) const {
+    const hn::CappedTag<float, 8> d;  // a group of 8 is half an AVX-512 vector
+    for (int t = 0; t < kBlockTokens; t += static_cast<int>(hn::MaxLanes(d))) {
+      const int group = t / tokens;
+      const auto va = hn::Set(d, a[group * kLanes]), vz = hn::Set(d, z[group * kLanes]);
+      hn::StoreU(hn::MulAdd(hn::LoadU(d, out + t), va, vz), d, out + t);
+    }
+  }
 
   template <int kBits>
   HWY_INLINE void Channels() {
+    const DF df;
     const VU8 table = LevelTable(plan, kBits);
-    for (int part = 0; part < kParts; ++part) {
-      VF level[kVecs];
-      LoadLevels<kBits>(codes, part, table, level);
-      for (int j = 0; j < kVecs; ++j) hn::StoreU(level[j], DF(), out + part * kPart + j * kLanes);
+    const bool one_scale = plan.raw || plan.group_size >= kBlockTokens;
+    for (; c < end && plan.bits[c] == kBits; ++c, ++a, ++z, out += kBlockTokens) {
+      for (int part = 0; part < kParts; ++part) {
+        VF value[kVecs];
+        LoadLevels<kBits>(codes + plan.code_offset[c], part, table, value);
+        for (int j = 0; j < kVecs; ++j) {
+          if (kBits <= 8 && one_scale) {
+            value[j] = hn::MulAdd(value[j], hn::Set(df, *a), hn::Set(df, *z));
+          }
+          hn::StoreU(value[j], df, out + part * kPart + j * kLanes);
+        }
+      }
+      if (!one_scale) Scale(plan.group_size);
     }
   }
 };
 
-// a and z of one channel and token group.
-HWY_INLINE void LoadScale(const PagePlan& plan, const uint8_t* page, int group, int c, float& a,
-                          float& z) {
-  const uint8_t* scales = page + plan.code_bytes();
-  const int i = group * plan.rank + c;
-  if (plan.scales == ScaleFormat::kMinMax) {
-    const uint8_t* zeros = scales + 2 * plan.groups() * plan.rank;
-    a = F16ToF32(LoadScalar<uint16_t>(scales + 2 * i));
-    z = F16ToF32(LoadScalar<uint16_t>(zeros + 2 * i)) + 0.5f * a;
-  } else {
-    a = Log8Value(scales[i]) * plan.unit[c];
-    z = a * plan.half[c];
-  }
-}
-
-// out[t] = latent of channel c for the 32 tokens of a block. Any group size.
-HWY_INLINE void DecodeChannel(const PagePlan& plan, const uint8_t* page, int block, int c,
-                              float* out) {
-  LevelsOfChannel levels{
-      plan, page + static_cast<size_t>(block) * plan.block_bytes + plan.code_offset[c], out};
-  ForBits(plan.bits[c], levels);
-  if (plan.raw) return;
-  const int per_group = plan.group_size < kBlockTokens ? plan.group_size : kBlockTokens;
-  for (int t = 0; t < kBlockTokens; t += per_group) {
-    float a, z;
-    LoadScale(plan, page, (block * kBlockTokens + t) / plan.group_size, c, a, z);
-    // Half vectors when a group is shorter than a vector (8 tokens, 16 lanes).
-    const hn::CappedTag<float, 8> d;
-    for (int i = t; i < t + per_group; i += static_cast<int>(hn::MaxLanes(d))) {
-      hn::StoreU(hn::MulAdd(hn::LoadU(d, out + i), hn::Set(d, a), hn::Set(d, z)), d, out + i);
+// Values of channels [c, end), at most kLanes of them, of one block: out[(channel - c) * 32 +
+// token]. Any group size.
+HWY_INLINE void DecodeChannels(const PagePlan& plan, const uint8_t* page, int block, int c, int end,
+                               float* out) {
+  constexpr int kMostGroups = kBlockTokens / 8;
+  alignas(64) float a[kMostGroups * kLanes], z[kMostGroups * kLanes];
+  if (!plan.raw) {
+    const int groups = plan.group_size < kBlockTokens ? kBlockTokens / plan.group_size : 1;
+    const int first = block * kBlockTokens / plan.group_size;
+    for (int g = 0; g < groups; ++g) {
+      VF va, vz;
+      LoadScales(plan, page, first + g, c, va, vz);
+      hn::Store(va, DF(), a + g * kLanes);
+      hn::Store(vz, DF(), z + g * kLanes);
     }
   }
+  DecodeTask task{plan, page + static_cast<size_t>(block) * plan.block_bytes, a, z, end, c, out};
+  while (task.c < end) ForBits(plan.bits[task.c], task);
 }
+
+HWY_INLINE int Least(int a, int b) { return a < b ? a : b; }
 
 #endif  // PALU_IS_SIMD
 }  // namespace

@@ -17,55 +17,6 @@ namespace HWY_NAMESPACE {
 namespace {
 #if PALU_IS_SIMD(HWY_TARGET)
 
-// A run of channels of kBits bits whose scales are known: out[channel * 32 + token].
-struct DecodeTask {
-  const PagePlan& plan;
-  const uint8_t* codes;  // of the block
-  const float* a;        // [channel - first]
-  const float* z;
-  int end;
-  int c;
-  float* out;  // of channel c
-
-  template <int kBits>
-  HWY_INLINE void Channels() {
-    const DF df;
-    const VU8 table = LevelTable(plan, kBits);
-    for (; c < end && plan.bits[c] == kBits; ++c, ++a, ++z, out += kBlockTokens) {
-      for (int part = 0; part < kParts; ++part) {
-        VF value[kVecs];
-        LoadLevels<kBits>(codes + plan.code_offset[c], part, table, value);
-        for (int j = 0; j < kVecs; ++j) {
-          if constexpr (kBits <= 8) {
-            value[j] = hn::MulAdd(value[j], hn::Set(df, *a), hn::Set(df, *z));
-          }
-          hn::StoreU(value[j], df, out + part * kPart + j * kLanes);
-        }
-      }
-    }
-  }
-};
-
-// Channels [c, end), at most kLanes of them.
-void DecodeChannels(const PagePlan& plan, const uint8_t* page, int block, int c, int end,
-                    float* out) {
-  if (!plan.raw && plan.groups() > 1) {
-    for (; c < end; ++c, out += kBlockTokens) DecodeChannel(plan, page, block, c, out);
-    return;
-  }
-  alignas(64) float a[kLanes], z[kLanes];
-  if (!plan.raw) {
-    VF va, vz;
-    LoadScales(plan, page, 0, c, va, vz);
-    hn::Store(va, DF(), a);
-    hn::Store(vz, DF(), z);
-  }
-  DecodeTask task{plan, page + static_cast<size_t>(block) * plan.block_bytes, a, z, end, c, out};
-  while (task.c < end) ForBits(plan.bits[task.c], task);
-}
-
-HWY_INLINE int Least(int a, int b) { return a < b ? a : b; }
-
 void DecodeBlock(const PagePlan& plan, const uint8_t* page, int block, float* out) {
   for (int c = 0; c < plan.rank; c += kLanes) {
     DecodeChannels(plan, page, block, c, Least(c + kLanes, plan.rank), out + c * kBlockTokens);

@@ -1,13 +1,12 @@
 // Which kernels run: the best target that this CPU has, or the one that the environment variable
 // PALU_TARGET names.
-#include "kernels/targets.h"  // first: it configures Highway
-
 #include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "hwy/targets.h"
 #include "kernels/kernels.h"
+#include "kernels/targets.h"
 #include "palu/errors.h"
 
 namespace palu {

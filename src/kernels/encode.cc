@@ -86,15 +86,22 @@ HWY_INLINE Step WriteScale(const PagePlan& plan, const float* x, int group, int 
   return {Log8Value(scales[i]) * plan.unit[channel], 0.0f};
 }
 
-// codes[t] = nearest code of x[t], n a multiple of 8.
-HWY_INLINE void NearestCodes(const PagePlan& plan, int bits, Step step, const float* x, int n,
+// Halfway between the Lloyd-Max levels of `bits` bits; a value above the i-th has a code above i.
+HWY_INLINE void Thresholds(int bits, float* between) {
+  const auto& levels = LloydMaxLevels(bits);
+  for (int i = 0; i + 1 < 1 << bits; ++i) {
+    between[i] = 0.5f * static_cast<float>(levels[i] + levels[i + 1]);
+  }
+}
+
+// codes[t] = nearest code of x[t], n a multiple of 8. between: thresholds, or null for uniform
+// levels.
+HWY_INLINE void NearestCodes(int bits, const float* between, Step step, const float* x, int n,
                              uint8_t* codes) {
   const D8F df;
   const hn::RebindToSigned<D8F> di;
   const hn::Rebind<uint8_t, D8F> db;
   const int last = (1 << bits) - 1;
-  const bool lloyd_max = plan.scales == ScaleFormat::kLog8 && bits <= 4;
-  const auto& levels = LloydMaxLevels(lloyd_max ? bits : 1);
   const auto offset = hn::Set(df, step.offset);
   // A group without range (step 0) gets the middle code everywhere.
   const auto divisor =
@@ -104,10 +111,10 @@ HWY_INLINE void NearestCodes(const PagePlan& plan, int bits, Step step, const fl
   for (int t = 0; t < n; t += kLanes8) {
     const auto y = hn::Div(hn::Sub(hn::LoadU(df, x + t), offset), divisor);
     auto code = hn::Zero(di);
-    if (lloyd_max) {
+    if (between != nullptr) {
       for (int i = 0; i < last; ++i) {
-        const auto between = hn::Set(df, 0.5f * static_cast<float>(levels[i] + levels[i + 1]));
-        code = hn::Sub(code, hn::BitCast(di, hn::VecFromMask(df, hn::Gt(y, between))));
+        const auto above = hn::Gt(y, hn::Set(df, between[i]));
+        code = hn::Sub(code, hn::BitCast(di, hn::VecFromMask(df, above)));
       }
     } else {
       const auto clamped = hn::Min(hn::Max(hn::Add(y, middle), hn::Zero(df)), highest);
@@ -171,15 +178,20 @@ void EncodePage(const PagePlan& plan, const float* x, int64_t x_stride, uint8_t*
     const int bits = plan.bits[c];
     uint8_t* to = page + plan.code_offset[c];
     if (plan.raw) {
-      EncodeRaw(x, bits, to);
+      for (int t = 0; t < plan.page_tokens; t += kBlockTokens, to += plan.block_bytes) {
+        EncodeRaw(x + t, bits, to);
+      }
       continue;
     }
+    const bool lloyd_max = plan.scales == ScaleFormat::kLog8 && bits <= 4;
+    float between[16];
+    if (lloyd_max) Thresholds(bits, between);
     Step step{};
     alignas(32) uint8_t codes[kBlockTokens];
     for (int t = 0; t < plan.page_tokens; t += per_step) {
       if (t % plan.group_size == 0) step = WriteScale(plan, x + t, t / plan.group_size, c, page);
       const int in_block = t % kBlockTokens;
-      NearestCodes(plan, bits, step, x + t, per_step, codes + in_block);
+      NearestCodes(bits, lloyd_max ? between : nullptr, step, x + t, per_step, codes + in_block);
       if (in_block + per_step == kBlockTokens) {
         PackCodes(codes, bits, to);
         to += plan.block_bytes;

@@ -139,7 +139,7 @@ HWY_INLINE void LoadScales(const PagePlan& plan, const uint8_t* page, int group,
     const hn::RebindToUnsigned<DF> du;
     const hn::Rebind<uint8_t, DF> db;
     const auto e = hn::PromoteTo(du, hn::LoadU(db, scales + i));
-    const auto bits = hn::ShiftLeft<20>(hn::Add(e, hn::Set(du, (127 - 24) * 8)));
+    const auto bits = hn::ShiftLeft<20>(hn::Add(e, hn::Set(du, (127 - kLog8Bias) * 8)));
     a = hn::Mul(hn::BitCast(df, bits), hn::LoadU(df, plan.unit.data() + c));
     z = hn::Mul(a, hn::LoadU(df, plan.half.data() + c));
   }

@@ -6,6 +6,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/score.cc"
 // clang-format off: the order matters
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/decode-inl.h"
@@ -21,59 +22,91 @@ namespace {
 #if PALU_IS_SIMD(HWY_TARGET)
 
 // Rows whose sums fit the registers, at kVecs vectors each.
-constexpr int kScoreRows = HWY_TARGET == HWY_AVX3 ? 4 : 3;
+constexpr int kScoreRows = HWY_TARGET == HWY_AVX3 ? 8 : 3;
+
+// One block and the rows to be scored against it.
+struct ScoreInput {
+  const PagePlan& plan;
+  const uint8_t* codes;
+  int64_t ahead;   // bytes to the same place in the next page, which is fetched meanwhile
+  const float* q;  // [rows][q_stride], scales folded in
+  int64_t q_stride;
+  const float* base;  // [rows]
+  float* out;         // [rows][out_stride]
+  int64_t out_stride;
+};
 
 // The scores of kRows rows for the tokens of one part of a block.
 template <int kRows>
 struct ScoreTile {
-  const PagePlan& plan;
-  const float* q;  // [kRows][q_stride], scales folded in
-  int64_t q_stride;
-  const uint8_t* codes;  // of channel c
+  const ScoreInput& in;
   int part;
   int c = 0;
   VF sums[kRows * kVecs];
 
-  // Adds the run of channels with kBits bits that starts at c, and moves c and codes past it.
+  // Adds the run of channels with kBits bits that starts at c, and moves c past it.
   template <int kBits>
   HWY_INLINE void Channels() {
     const DF df;
+    const PagePlan& plan = in.plan;
     const VU8 table = LevelTable(plan, kBits);
     VF sum[kRows * kVecs];
     for (int j = 0; j < kRows * kVecs; ++j) sum[j] = sums[j];
-    const float* qc = q + c;
-    const uint8_t* from = codes;
-    const int first = c;
-    for (; c < plan.rank && plan.bits[c] == kBits; ++c, ++qc, from += 4 * kBits) {
+    const float* q = in.q + c;
+    const uint8_t* codes = in.codes + plan.code_offset[c];
+    for (; c < plan.rank && plan.bits[c] == kBits; ++c, ++q, codes += 4 * kBits) {
       VF level[kVecs];
-      LoadLevels<kBits>(from, part, table, level);
+      hwy::Prefetch(codes + in.ahead);
+      LoadLevels<kBits>(codes, part, table, level);
       for (int i = 0; i < kRows; ++i) {
-        const VF weight = hn::Set(df, qc[i * q_stride]);
+        const VF weight = hn::Set(df, q[i * in.q_stride]);
         for (int j = 0; j < kVecs; ++j) {
           sum[i * kVecs + j] = hn::MulAdd(weight, level[j], sum[i * kVecs + j]);
         }
       }
     }
-    codes += 4 * kBits * (c - first);
     for (int j = 0; j < kRows * kVecs; ++j) sums[j] = sum[j];
   }
 };
 
 template <int kRows>
-void ScoreBlock(const PagePlan& plan, const uint8_t* codes, const float* q, int64_t q_stride,
-                const float* base, float* out, int64_t out_stride) {
+void ScoreBlock(const ScoreInput& in) {
   const DF df;
   for (int part = 0; part < kParts; ++part) {
-    ScoreTile<kRows> tile{plan, q, q_stride, codes, part, 0, {}};
+    ScoreTile<kRows> tile{in, part, 0, {}};
     for (int i = 0; i < kRows; ++i) {
-      for (int j = 0; j < kVecs; ++j) tile.sums[i * kVecs + j] = hn::Set(df, base[i]);
+      for (int j = 0; j < kVecs; ++j) tile.sums[i * kVecs + j] = hn::Set(df, in.base[i]);
     }
-    while (tile.c < plan.rank) ForBits(plan.bits[tile.c], tile);
+    while (tile.c < in.plan.rank) ForBits(in.plan.bits[tile.c], tile);
     for (int i = 0; i < kRows; ++i) {
+      float* out = in.out + i * in.out_stride + part * kPart;
       for (int j = 0; j < kVecs; ++j) {
-        hn::StoreU(tile.sums[i * kVecs + j], df, out + i * out_stride + part * kPart + j * kLanes);
+        hn::StoreU(tile.sums[i * kVecs + j], df, out + j * kLanes);
       }
     }
+  }
+}
+
+// ScoreBlock<rows>, rows <= kMost.
+template <int kMost>
+HWY_INLINE void ScoreBlockOf(int rows, const ScoreInput& in) {
+  if (rows == kMost) {
+    ScoreBlock<kMost>(in);
+  } else if constexpr (kMost > 1) {
+    ScoreBlockOf<kMost - 1>(rows, in);
+  }
+}
+
+// All rows of one block, in passes of near equal size.
+void ScoreRows(ScoreInput in, int rows) {
+  const int passes = (rows + kScoreRows - 1) / kScoreRows;
+  for (int pass = 0; pass < passes; ++pass) {
+    const int n = rows / (passes - pass);
+    ScoreBlockOf<kScoreRows>(n, in);
+    rows -= n;
+    in.q += n * in.q_stride;
+    in.base += n;
+    in.out += n * in.out_stride;
   }
 }
 
@@ -98,47 +131,26 @@ void FoldScales(const PagePlan& plan, const uint8_t* page, const ScoreArgs& args
   for (int i = 0; i < args.rows; ++i) base[i] = hn::GetLane(hn::SumOfLanes(df, sums[i]));
 }
 
-// All rows of one block, in passes of near equal size.
-void ScoreRows(const PagePlan& plan, const uint8_t* codes, const float* q, int64_t q_stride,
-               const float* base, int rows, float* out, int64_t out_stride) {
-  const int passes = (rows + kScoreRows - 1) / kScoreRows;
-  for (int pass = 0, row = 0; pass < passes; ++pass) {
-    const int n = (rows - row) / (passes - pass);
-    const float* from = q + row * q_stride;
-    float* to = out + row * out_stride;
-    switch (n) {
-      case 1:
-        ScoreBlock<1>(plan, codes, from, q_stride, base + row, to, out_stride);
-        break;
-      case 2:
-        ScoreBlock<2>(plan, codes, from, q_stride, base + row, to, out_stride);
-        break;
-      case 3:
-        ScoreBlock<3>(plan, codes, from, q_stride, base + row, to, out_stride);
-        break;
-      default:
-        ScoreBlock<kScoreRows>(plan, codes, from, q_stride, base + row, to, out_stride);
-        break;
-    }
-    row += n;
-  }
-}
-
 // Groups of 8 and 16 tokens: the scales change within a block, so channels are decoded first.
 void ScoreSmallGroups(const ScoreArgs& args, const uint8_t* page, float* out) {
   const DF df;
   const PagePlan& plan = *args.run.plan;
-  alignas(64) float values[kBlockTokens];
+  alignas(64) float values[kLanes * kBlockTokens];
   for (int i = 0; i < args.rows; ++i) {
     for (int t = 0; t < kBlockTokens; ++t) out[i * args.out_stride + t] = 0.0f;
   }
-  for (int c = 0; c < plan.rank; ++c) {
-    DecodeChannel(plan, page, 0, c, values);
+  for (int c = 0; c < plan.rank; c += kLanes) {
+    const int n = Least(kLanes, plan.rank - c);
+    DecodeChannels(plan, page, 0, c, c + n, values);
     for (int i = 0; i < args.rows; ++i) {
-      const VF q = hn::Set(df, args.q[i * args.q_stride + c]);
+      const float* q = args.q + i * args.q_stride + c;
       float* to = out + i * args.out_stride;
       for (int t = 0; t < kBlockTokens; t += kLanes) {
-        hn::StoreU(hn::MulAdd(q, hn::Load(df, values + t), hn::LoadU(df, to + t)), df, to + t);
+        VF sum = hn::LoadU(df, to + t);
+        for (int k = 0; k < n; ++k) {
+          sum = hn::MulAdd(hn::Set(df, q[k]), hn::Load(df, values + k * kBlockTokens + t), sum);
+        }
+        hn::StoreU(sum, df, to + t);
       }
     }
   }
@@ -146,7 +158,6 @@ void ScoreSmallGroups(const ScoreArgs& args, const uint8_t* page, float* out) {
 
 void Score(const ScoreArgs& args) {
   const PagePlan& plan = *args.run.plan;
-  const int64_t qa_stride = plan.rank + kChannelPadding;
   for (int p = 0; p < args.run.n_pages; ++p) {
     const uint8_t* page = args.run.pages[p];
     float* out = args.out + static_cast<int64_t>(p) * plan.page_tokens;
@@ -154,17 +165,18 @@ void Score(const ScoreArgs& args) {
       ScoreSmallGroups(args, page, out);
       continue;
     }
+    const uint8_t* next = p + 1 < args.run.n_pages ? args.run.pages[p + 1] : page;
     float base[kMaxFusedRows] = {};
-    const float* q = args.q;
-    int64_t q_stride = args.q_stride;
+    ScoreInput in{plan, page, next - page, args.q, args.q_stride, base, out, args.out_stride};
     if (!plan.raw) {
-      FoldScales(plan, page, args, args.scratch, qa_stride, base);
-      q = args.scratch;
-      q_stride = qa_stride;
+      in.q = args.scratch;
+      in.q_stride = plan.rank + kChannelPadding;
+      FoldScales(plan, page, args, args.scratch, in.q_stride, base);
     }
     for (int block = 0; block < plan.blocks(); ++block) {
-      ScoreRows(plan, page + static_cast<size_t>(block) * plan.block_bytes, q, q_stride, base,
-                args.rows, out + block * kBlockTokens, args.out_stride);
+      ScoreRows(in, args.rows);
+      in.codes += plan.block_bytes;
+      in.out += kBlockTokens;
     }
   }
 }

@@ -56,6 +56,18 @@ HWY_INLINE void StoreFirst(VF v, float* to, int64_t n) {
   std::memcpy(to, lanes, static_cast<size_t>(n) * sizeof(float));
 }
 
+// Sum of the 128-bit blocks of a vector, halves first.
+template <class D, class V>
+HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> SumOfBlocks(D d, V v) {
+  if constexpr (hn::MaxLanes(D()) > 4) {
+    const hn::Half<D> dh;
+    return SumOfBlocks(dh, hn::Add(hn::LowerHalf(dh, v), hn::UpperHalf(dh, v)));
+  } else {
+    (void)d;
+    return v;
+  }
+}
+
 // fp16 -> f32, exact. Highway's own SSE4 version does not know Inf and NaN.
 HWY_INLINE VF LoadF16(const uint16_t* from) {
   const DF df;
