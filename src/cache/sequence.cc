@@ -147,7 +147,7 @@ void Sequence::DropOutsideWindow(int64_t next_query) {
 void Sequence::WriteRows(const ConstTensor& k, const ConstTensor& v, int64_t b) {
   const LayerShape& shape = context_->shape;
   const int64_t n = k.shape[2], end = size_ + n;
-  const int64_t sinks = context_->config.sink_tokens;
+  const int64_t sinks = split_ ? config_sinks() : 0;
   const int64_t first =
       sinks + encoded_tokens() + dropped_;  // of the window, once the sinks are full
   const int64_t old_sink_pages = sinks_.pages(), old_window_pages = window_.pages();
@@ -190,8 +190,7 @@ void Sequence::WriteRows(const ConstTensor& k, const ConstTensor& v, int64_t b) 
 // exact and are unlike all other tokens.
 bool Sequence::ReadyToFit(int64_t& rows_end) const {
   if (codec_ || !context_->method->encodes()) return false;
-  const int64_t sinks = context_->config.sink_tokens;
-  const int64_t least = sinks + 2;  // one token has no spread
+  const int64_t least = config_sinks() + 2;  // one token has no spread
   if (context_->fit_tokens == 0) {
     rows_end = size_;
     return size_ >= least;
@@ -202,7 +201,7 @@ bool Sequence::ReadyToFit(int64_t& rows_end) const {
 
 void Sequence::Fit(int64_t rows_end) {
   const LayerShape& shape = context_->shape;
-  const int64_t first = context_->config.sink_tokens, n = rows_end - first;
+  const int64_t first = config_sinks(), n = rows_end - first;
   const bool averaged = context_->config.key_fit == KeyFit::kAveraged && !rope_->inv_freq.empty();
   // One task per (side, head); summed over heads in order afterwards.
   std::vector<Moments> moments;
@@ -240,7 +239,7 @@ void Sequence::Fit(int64_t rows_end) {
 
 // Tokens in pages are to be floor(max(0, size - sinks - recent) / T) * T.
 int64_t Sequence::PagesDue() const {
-  const int64_t free = size_ - context_->config.sink_tokens - context_->config.recent_tokens;
+  const int64_t free = size_ - config_sinks() - context_->config.recent_tokens;
   return std::max<int64_t>(0, free) / codec_->layout.page_tokens - encoded_->pages();
 }
 
@@ -252,8 +251,12 @@ bool Sequence::PrepareSeal() {
   // One new slab is enough: a full slab of codes frees a window larger than the next slab, unless a
   // fork holds that window too.
   const int64_t per_slab = encoded_->pages_per_slab();
-  const int64_t room = per_slab - encoded_->pages() % per_slab;
+  const int64_t room = (per_slab - encoded_->pages() % per_slab) % per_slab;
   try {
+    if (fits) {
+      sinks_.Extend(PagesFor(config_sinks(), kBlockTokens));
+      for (int64_t p = 0; p < window_.pages(); ++p) window_.MutablePage(p);
+    }
     encoded_->Reserve(std::clamp<int64_t>(PagesDue(), 0, room + per_slab));
   } catch (...) {
     AbandonSeal(fits);
@@ -265,12 +268,42 @@ bool Sequence::PrepareSeal() {
 void Sequence::AbandonSeal(bool fitted) {
   if (encoded_) encoded_->ReleaseReserve();
   if (!fitted) return;
+  sinks_.PopBack(sinks_.pages());
   encoded_.reset();
   codec_.reset();
 }
 
+// Copies the first tokens to pages of their own and moves the others up in the window. PrepareSeal
+// made the pages.
+void Sequence::SplitSinks() {
+  split_ = true;
+  const int64_t sinks = config_sinks(), old_pages = window_.pages();
+  if (sinks == 0) return;
+  const size_t page_bytes = context_->window.layout.page_bytes;
+  for (int64_t p = 0; p < sinks_.pages(); ++p) {
+    std::memcpy(sinks_.MutablePage(p), window_.page(p), page_bytes);
+  }
+  // A page is rows of 32 halves, one column per token. Moving forwards only overwrites what has
+  // moved.
+  constexpr size_t kRow = kBlockTokens * sizeof(uint16_t);
+  const int64_t skip = sinks / kBlockTokens;
+  const size_t tail = static_cast<size_t>(sinks % kBlockTokens) * sizeof(uint16_t);
+  const int64_t new_pages = PagesFor(size_ - sinks, kBlockTokens);
+  for (int64_t p = 0; p < new_pages; ++p) {
+    uint8_t* const to = window_.MutablePage(p);
+    const uint8_t* const from = window_.page(p + skip);
+    const uint8_t* const next = p + skip + 1 < old_pages ? window_.page(p + skip + 1) : nullptr;
+    for (size_t at = 0; at < page_bytes; at += kRow) {
+      std::memmove(to + at, from + at + tail, kRow - tail);
+      if (next) std::memcpy(to + at + kRow - tail, next + at, tail);
+    }
+  }
+  window_.PopBack(old_pages - new_pages);
+}
+
 // One slab at a time, so that the window shrinks as the pages grow.
 void Sequence::Seal() {
+  if (codec_ && !split_) SplitSinks();
   while (codec_ && PagesDue() > 0) {
     const int64_t per_slab = encoded_->pages_per_slab();
     EncodePages(std::min(PagesDue(), per_slab - encoded_->pages() % per_slab));
@@ -416,7 +449,7 @@ void Sequence::CheckTrim(int64_t n) const {
 PageStore Sequence::Reopen(int64_t page, int64_t keep) const {
   const LayerShape& shape = context_->shape;
   const PageLayout& raw = context_->window.layout;
-  const int64_t first = context_->config.sink_tokens + page * encoded_->layout().page_tokens;
+  const int64_t first = config_sinks() + page * encoded_->layout().page_tokens;
   PageStore window(&raw, 1, context_->account);
   window.Extend(PagesFor(keep, kBlockTokens));
   std::vector<float> rows(static_cast<size_t>(keep) * std::max(shape.head_dim_k, shape.head_dim_v));
@@ -441,16 +474,16 @@ std::optional<PageStore> Sequence::PrepareTrim(int64_t n) const {
   const int64_t size = size_ - n;
   if (!encoded_ || size >= window_first()) return std::nullopt;
   const int page_tokens = encoded_->layout().page_tokens;
-  const int64_t kept = std::max<int64_t>(0, size - context_->config.sink_tokens);
+  const int64_t kept = std::max<int64_t>(0, size - config_sinks());
   if (kept % page_tokens == 0) return PageStore(&context_->window.layout, 1, context_->account);
   return Reopen(kept / page_tokens, kept % page_tokens);
 }
 
 void Sequence::Trim(int64_t n, std::optional<PageStore> window) {
   const int64_t size = size_ - n;
-  const int64_t sinks = std::min<int64_t>(size, context_->config.sink_tokens);
+  const int64_t sinks = split_ ? std::min(size, config_sinks()) : 0;
   if (window) {
-    const int64_t kept = std::max<int64_t>(0, size - context_->config.sink_tokens);
+    const int64_t kept = std::max<int64_t>(0, size - config_sinks());
     window_ = std::move(*window);
     encoded_->PopBack(encoded_->pages() - kept / encoded_->layout().page_tokens);
   } else {

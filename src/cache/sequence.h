@@ -2,6 +2,7 @@
 //
 //   token order:  [ sinks, exact ][ encoded pages ][ dropped by a sliding window ][ window, exact ]
 //
+// Until the fit there are no sinks: all tokens sit in the window, which takes what fp16 would.
 // Only one of "encoded" and "dropped" is ever non-empty. The exact parts are pages of 32 tokens in
 // the raw format, so attention reads all three parts with the same kernels.
 #ifndef PALU_SRC_CACHE_SEQUENCE_H_
@@ -85,13 +86,15 @@ class Sequence {
   void Decode(int head, int64_t first, int64_t n, float* k_out, float* v_out) const;
 
  private:
-  int64_t sink_tokens() const { return std::min<int64_t>(size_, context_->config.sink_tokens); }
+  int64_t sink_tokens() const { return split_ ? std::min(size_, config_sinks()) : 0; }
+  int64_t config_sinks() const { return context_->config.sink_tokens; }
   int64_t window_first() const;  // index of the window's first token
   void WriteRows(const ConstTensor& k, const ConstTensor& v, int64_t b);
   void DropOutsideWindow(int64_t next_query);
   bool ReadyToFit(int64_t& rows_end) const;
   void Fit(int64_t rows_end);
   int64_t PagesDue() const;
+  void SplitSinks();
   void EncodePages(int64_t n);
   PageStore Reopen(int64_t page, int64_t keep) const;
 
@@ -101,6 +104,7 @@ class Sequence {
   int64_t first_position_ = 0;               // of token 0
   int64_t size_ = 0;
   int64_t dropped_ = 0;  // tokens before the window, gone for good; a multiple of 32
+  bool split_ = false;   // the sinks have left the window
   PageStore sinks_, window_;
   std::optional<PageStore> encoded_;
   double energy_k_ = 0, energy_v_ = 0;  // of encoded tokens, centred
