@@ -98,7 +98,13 @@ void WriteFile(const std::string& path, std::string_view contents) {
 
 void WriteJson(const std::string& path, const nlohmann::ordered_json& json) {
   using nlohmann::ordered_json;
-  WriteFile(path, json.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+  std::string text = "{\n";
+  for (auto field = json.begin(); field != json.end(); ++field) {
+    text += fmt::format("{} {}: {}", field == json.begin() ? "" : ",\n",
+                        ordered_json(field.key()).dump(),
+                        field->dump(-1, ' ', false, ordered_json::error_handler_t::replace));
+  }
+  WriteFile(path, text + "\n}\n");
 }
 
 void WriteAll(int descriptor, std::string_view bytes, std::string_view what) {

@@ -23,7 +23,7 @@ void CheckWritable(const std::string& path);
 // including a full disk found at close.
 void WriteFile(const std::string& path, std::string_view contents);
 
-// Writes indented JSON. File names need not be UTF-8: what is not becomes U+FFFD.
+// Writes a JSON object, one field a line. File names need not be UTF-8: what is not becomes U+FFFD.
 void WriteJson(const std::string& path, const nlohmann::ordered_json& json);
 
 // Writes everything to a descriptor, also when signals interrupt. Throws FormatError; `what` names

@@ -10,6 +10,7 @@ namespace palu::app {
 FeedResult FeedPrompt(llama::Session& session, std::span<const llama::Token> tokens) {
   const int64_t before = session.position();
   const auto total = static_cast<int64_t>(tokens.size());
+  const InterruptReply reply("\nstopping after this batch; Ctrl-C again ends at once\n");
   Progress progress("prompt", total);
   Timer timer;
   FeedResult result;

@@ -146,17 +146,21 @@ void AddInspect(CLI::App& app, Action& action) {
   verb->add_option("-f,--file", o.file, "Text; - = standard input")->required()->type_name("FILE");
   verb->add_option("-g,--groups", o.groups, "Head groups; at most the number of KV heads")
       ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 16));
+      ->check(CLI::Range(1, 1 << 16).description(""))
+      ->type_name("N");
   verb->add_option("--max-tokens", o.max_tokens, "Use so many tokens of the text; 0 = all")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 30));
+      ->check(CLI::Range(0, 1 << 30).description(""))
+      ->type_name("N");
   verb->add_option("--ctx", o.context,
                    "Positions to average un-rotated keys over; 0 = what the model was trained for")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 30));
+      ->check(CLI::Range(0, 1 << 30).description(""))
+      ->type_name("N");
   verb->add_option("-t,--threads", o.threads, "Threads; 0 = all cores")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1024));
+      ->check(CLI::Range(0, 1024).description(""))
+      ->type_name("N");
   verb->add_option("--json", o.json, "Write spectra and ranks to this file")->type_name("FILE");
   verb->add_option("--svg", o.svg, "Write a plot to this file")->type_name("FILE");
   verb->callback([options, &action] { action = [options] { return Inspect(*options); }; });

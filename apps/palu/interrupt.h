@@ -13,6 +13,16 @@ void CatchInterrupt();
 bool Interrupted();
 void ForgetInterrupt();
 
+// While one lives, the first Ctrl-C answers with this line on stderr: for work that stops only
+// after a while. The text must outlive it.
+class InterruptReply {
+ public:
+  explicit InterruptReply(const char* text);
+  ~InterruptReply();
+  InterruptReply(const InterruptReply&) = delete;
+  InterruptReply& operator=(const InterruptReply&) = delete;
+};
+
 }  // namespace palu::app
 
 #endif  // PALU_APPS_INTERRUPT_H_

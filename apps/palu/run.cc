@@ -136,16 +136,19 @@ void AddRun(CLI::App& app, Action& action) {
       ->capture_default_str();
   verb->add_option("-n,--tokens", o.tokens, "Most tokens of an answer")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 24));
+      ->check(CLI::Range(0, 1 << 24).description(""))
+      ->type_name("N");
   verb->add_flag("--ignore-eos", o.ignore_eos, "Go on until -n tokens");
   verb->add_option("--ctx", o.context,
                    "Positions the run may reach; 0 = what the model was "
                    "trained for, without a limit")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 30));
+      ->check(CLI::Range(0, 1 << 30).description(""))
+      ->type_name("N");
   verb->add_option("-t,--threads", o.threads, "Threads; 0 = all cores")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1024));
+      ->check(CLI::Range(0, 1024).description(""))
+      ->type_name("N");
   verb->add_option_function<std::string>(
           "--kv-memory",
           [options](const std::string& text) { options->kv_memory = ParseSize(text); },

@@ -5,13 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <filesystem>
 
 namespace palu::app {
 namespace {
 
 // Pixels.
 constexpr double kPlotWidth = 300, kPlotHeight = 220;
-constexpr double kLeft = 64, kTop = 86, kGapX = 58, kGapY = 66, kRight = 110, kBottom = 52;
+constexpr double kLeft = 84, kTop = 86, kGapX = 58, kGapY = 66, kRight = 110, kBottom = 52;
 
 constexpr std::array<EnergyRule, 2> kRules = {EnergyRule::kSum, EnergyRule::kSquares};
 constexpr std::array<const char*, 2> kRowTitles = {"share of the sum of sigma",
@@ -37,7 +38,11 @@ std::string Escape(const std::string& text) {
   return out;
 }
 
-std::string Text(double x, double y, const std::string& text, const char* style = "") {
+std::string NameOf(const std::string& path) {
+  return std::filesystem::path(path).filename().string();
+}
+
+std::string Text(double x, double y, const std::string& text, const std::string& style = "") {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" {}>{}</text>\n", x, y, style, Escape(text));
 }
 
@@ -169,11 +174,14 @@ std::string ToSvg(const SpectraReport& report) {
                           report.file));
   for (size_t row = 0; row < kRules.size(); ++row) {
     const double top = kTop + row * (kPlotHeight + kGapY);
+    const double middle = top + kPlotHeight / 2;
+    svg += Text(22, middle, kRowTitles[row],
+                fmt::format("class=\"x\" transform=\"rotate(-90 22 {:.1f})\"", middle));
     for (int column = 0; column < kSides; ++column) {
       const auto side = static_cast<Side>(column);
       const double left = kLeft + column * (kPlotWidth + kGapX);
       const int dims = MaxDims(report, side);
-      svg += Axes(left, top, dims, fmt::format("{}: {}", kSideTitles[column], kRowTitles[row]));
+      svg += Axes(left, top, dims, kSideTitles[column]);
       svg += Curves(report, side, kRules[row], left, top, dims);
     }
   }
