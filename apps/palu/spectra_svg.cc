@@ -170,8 +170,8 @@ std::string ToSvg(const SpectraReport& report) {
       width, height);
   svg += Text(kLeft, 26, "Energy of K and V held by a basis of rank r", "class=\"head\"");
   svg += Text(kLeft, 46,
-              fmt::format("{}, {} tokens of {}; one curve per layer", report.model, report.tokens,
-                          report.file));
+              fmt::format("{}, {} tokens of {}; one curve per layer, the mean of its head groups",
+                          NameOf(report.model), report.tokens, NameOf(report.file)));
   for (size_t row = 0; row < kRules.size(); ++row) {
     const double top = kTop + row * (kPlotHeight + kGapY);
     const double middle = top + kPlotHeight / 2;
