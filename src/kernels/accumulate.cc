@@ -5,15 +5,16 @@
 // = z * (sum of p over the group).
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/accumulate.cc"
-// clang-format off: the order matters
-#include "hwy/cache_control.h"
+// clang-format off
+#include "kernels/targets.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+// clang-format on
+
+#include "hwy/cache_control.h"
 #include "kernels/decode-inl.h"
 #include "kernels/levels-inl.h"
 #include "kernels/simd-inl.h"
-#include "kernels/targets.h"
-// clang-format on
 
 HWY_BEFORE_NAMESPACE();
 namespace palu {

@@ -2,14 +2,15 @@
 // is contiguous).
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/decode.cc"
-// clang-format off: the order matters
+// clang-format off
+#include "kernels/targets.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+// clang-format on
+
 #include "kernels/decode-inl.h"
 #include "kernels/levels-inl.h"
 #include "kernels/simd-inl.h"
-#include "kernels/targets.h"
-// clang-format on
 
 HWY_BEFORE_NAMESPACE();
 namespace palu {

@@ -4,10 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "hwy/targets.h"
-#include "kernels/kernels.h"
-#include "kernels/targets.h"
 #include "palu/errors.h"
+// clang-format off
+#include "kernels/targets.h"
+#include "hwy/targets.h"
+// clang-format on
 
 namespace palu {
 namespace {

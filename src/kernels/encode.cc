@@ -5,17 +5,17 @@
 // everywhere, and none of them is a product followed by a sum that a compiler could fuse.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/encode.cc"
-// clang-format off: the order matters
+// clang-format off
+#include "kernels/targets.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/simd-inl.h"
-#include "kernels/targets.h"
 // clang-format on
 
 #include <cmath>
 #include <limits>
 
 #include "base/fp16.h"
+#include "kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace palu {

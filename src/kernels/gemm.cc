@@ -5,12 +5,13 @@
 // the caller cuts m and n.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gemm.cc"
-// clang-format off: the order matters
+// clang-format off
+#include "kernels/targets.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/simd-inl.h"
-#include "kernels/targets.h"
 // clang-format on
+
+#include "kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace palu {

@@ -79,7 +79,7 @@ HWY_INLINE VU8 UnpackCodes(const uint8_t* codes, int part) {
 
 // Widens signed bytes to floats, in order.
 template <class D, class V>
-HWY_INLINE void ToFloats(D d, V levels, VF* out) {
+HWY_INLINE void ToFloats(D, V levels, VF* out) {
   constexpr int kCount = static_cast<int>(hn::MaxLanes(D()));
   if constexpr (kCount == kLanes) {
     const DF df;

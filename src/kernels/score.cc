@@ -5,15 +5,16 @@
 // multiply-add.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/score.cc"
-// clang-format off: the order matters
-#include "hwy/cache_control.h"
+// clang-format off
+#include "kernels/targets.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+// clang-format on
+
+#include "hwy/cache_control.h"
 #include "kernels/decode-inl.h"
 #include "kernels/levels-inl.h"
 #include "kernels/simd-inl.h"
-#include "kernels/targets.h"
-// clang-format on
 
 HWY_BEFORE_NAMESPACE();
 namespace palu {
@@ -28,8 +29,8 @@ constexpr int kScoreRows = HWY_TARGET == HWY_AVX3 ? 8 : 3;
 struct ScoreInput {
   const PagePlan& plan;
   const uint8_t* codes;
-  int64_t ahead;   // bytes to the same place in the next page, which is fetched meanwhile
-  const float* q;  // [rows][q_stride], scales folded in
+  const uint8_t* next;  // the same block of the next page, which is fetched meanwhile
+  const float* q;       // [rows][q_stride], scales folded in
   int64_t q_stride;
   const float* base;  // [rows]
   float* out;         // [rows][out_stride]
@@ -54,9 +55,11 @@ struct ScoreTile {
     for (int j = 0; j < kRows * kVecs; ++j) sum[j] = sums[j];
     const float* q = in.q + c;
     const uint8_t* codes = in.codes + plan.code_offset[c];
+    const uint8_t* next = in.next + plan.code_offset[c];
     for (; c < plan.rank && plan.bits[c] == kBits; ++c, ++q, codes += 4 * kBits) {
       VF level[kVecs];
-      hwy::Prefetch(codes + in.ahead);
+      hwy::Prefetch(next);
+      next += 4 * kBits;
       LoadLevels<kBits>(codes, part, table, level);
       for (int i = 0; i < kRows; ++i) {
         const VF weight = hn::Set(df, q[i * in.q_stride]);
@@ -167,7 +170,7 @@ void Score(const ScoreArgs& args) {
     }
     const uint8_t* next = p + 1 < args.run.n_pages ? args.run.pages[p + 1] : page;
     float base[kMaxFusedRows] = {};
-    ScoreInput in{plan, page, next - page, args.q, args.q_stride, base, out, args.out_stride};
+    ScoreInput in{plan, page, next, args.q, args.q_stride, base, out, args.out_stride};
     if (!plan.raw) {
       in.q = args.scratch;
       in.q_stride = plan.rank + kChannelPadding;
@@ -176,6 +179,7 @@ void Score(const ScoreArgs& args) {
     for (int block = 0; block < plan.blocks(); ++block) {
       ScoreRows(in, args.rows);
       in.codes += plan.block_bytes;
+      in.next += plan.block_bytes;
       in.out += kBlockTokens;
     }
   }

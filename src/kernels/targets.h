@@ -9,9 +9,11 @@
 #ifndef PALU_SRC_KERNELS_TARGETS_H_
 #define PALU_SRC_KERNELS_TARGETS_H_
 
+#ifdef HWY_TARGETS
+#error "Include kernels/targets.h before Highway, which reads the choice of targets once"
+#endif
 // The others would add compile time, not speed. (SVE has no arrays of vectors, which the kernels
 // need.)
-#undef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS \
   (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 

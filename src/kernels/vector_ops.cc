@@ -1,16 +1,16 @@
 // Elementwise functions: exp and sum, max, soft cap, fp16 conversion, the check for bad input.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/vector_ops.cc"
-// clang-format off: the order matters
+// clang-format off
+#include "kernels/targets.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/simd-inl.h"
-#include "kernels/targets.h"
 // clang-format on
 
 #include <limits>
 
 #include "base/fp16.h"
+#include "kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace palu {
