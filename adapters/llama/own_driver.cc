@@ -41,7 +41,8 @@ void CheckRopes(std::span<const LayerInfo> layers, const KVCacheConfig& config) 
 double CertainBits(const KVCacheConfig& config, const KVCache& cache) {
   if (config.method == "fp32") return 32;
   if (config.method == "fp16" || cache.shape().window > 0) return 16;
-  return cache.Stats().encoded_tokens > 0 ? cache.Stats().code_bits : 0;
+  const CacheStats stats = cache.Stats();
+  return stats.encoded_tokens > 0 ? stats.code_bits : 0;
 }
 
 class OwnDriver : public Driver {
@@ -60,12 +61,12 @@ class OwnDriver : public Driver {
   }
 
   void Begin(int64_t position, int64_t tokens) override {
-    CheckMemory(position + tokens);
     saved_.clear();
     // A prompt is taken back by going back to these: forks share all pages, and nothing that the
     // prompt encodes or drops is lost. One token is taken back by Trim: a fork would cost a copy of
     // the window's last page per token.
     if (tokens == 1) return;
+    CheckMemory(position + tokens);
     std::vector<KVCache> forks;
     forks.reserve(caches_.size());
     for (const KVCache& cache : caches_) forks.push_back(cache.Fork());
