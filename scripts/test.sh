@@ -59,8 +59,8 @@ check_format() {
   git -c safe.directory='*' ls-files -z '*.h' '*.cc' | xargs -0 clang-format-14 --dry-run --Werror
 }
 
-build() {  # build PRESET
-  cmake --preset "$1" -DCMAKE_COMPILE_WARNING_AS_ERROR=ON && cmake --build --preset "$1" -j "$JOBS"
+build() {  # build PRESET CMAKE-ARGS...
+  cmake --preset "$@" && cmake --build --preset "$1" -j "$JOBS"
 }
 
 # A program of a user: only what `cmake --install` put into a prefix.
@@ -83,7 +83,8 @@ export PALU_TEST_MODEL=$MODEL CTEST_PARALLEL_LEVEL=$JOBS
 step includes scripts/check_includes.py
 step docs scripts/check_docs.py
 step format check_format
-step build-release build release
+# -Wrestrict is wrong about std::string in GCC 12 (its bug 105651).
+step build-release build release -DCMAKE_COMPILE_WARNING_AS_ERROR=ON -DCMAKE_CXX_FLAGS=-Wno-restrict
 tests test-release ctest --preset release
 step build-examples build_examples
 tests test-examples ctest --test-dir build/examples --output-on-failure
