@@ -1,6 +1,8 @@
 // The interactive part of the verb `run`. Only what is new in the conversation is decoded.
 #include <fmt/format.h>
+#include <signal.h>
 #include <spdlog/spdlog.h>
+#include <sys/select.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -28,6 +30,24 @@ constexpr char kHelp[] =
 
 enum class Input { kLine, kEnd, kInterrupted };
 
+// False when Ctrl-C came first. SIGINT is let through only while pselect waits: one that comes just
+// before is not slept over.
+bool WaitForInput() {
+  sigset_t interrupt, before;
+  sigemptyset(&interrupt);
+  sigaddset(&interrupt, SIGINT);
+  sigprocmask(SIG_BLOCK, &interrupt, &before);
+  while (!Interrupted()) {
+    fd_set input;
+    FD_ZERO(&input);
+    FD_SET(STDIN_FILENO, &input);
+    if (pselect(STDIN_FILENO + 1, &input, nullptr, nullptr, nullptr, &before) >= 0) break;
+    if (errno != EINTR) break;  // read tells what is wrong
+  }
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+  return !Interrupted();
+}
+
 // Lines of standard input. The C++ streams do not tell Ctrl-C from the end of input.
 class LineReader {
  public:
@@ -39,13 +59,12 @@ class LineReader {
         buffer_.erase(0, end + 1);
         return Input::kLine;
       }
+      if (!WaitForInput()) return Input::kInterrupted;
       char bytes[4096];
       const ssize_t n = read(STDIN_FILENO, bytes, sizeof bytes);
       if (n > 0) {
         buffer_.append(bytes, n);
-      } else if (n < 0 && errno == EINTR) {
-        if (Interrupted()) return Input::kInterrupted;
-      } else {
+      } else if (n == 0 || errno != EINTR) {
         line = std::exchange(buffer_, {});
         return line.empty() ? Input::kEnd : Input::kLine;
       }
@@ -200,7 +219,6 @@ void Command(Conversation& conversation, const std::string& line) {
 
 // Answers, or tells why not. Returns false when Ctrl-C stopped the answer.
 bool Talk(Conversation& conversation, const std::string& text) {
-  ForgetInterrupt();
   bool whole = true;
   try {
     whole = conversation.Turn(text);

@@ -140,8 +140,8 @@ void AddRun(CLI::App& app, Action& action) {
       ->type_name("N");
   verb->add_flag("--ignore-eos", o.ignore_eos, "Go on until -n tokens");
   verb->add_option("--ctx", o.context,
-                   "Positions the run may reach; 0 = what the model was "
-                   "trained for, without a limit")
+                   "Most positions of the run; 0 = no limit, and keys are fitted for what the "
+                   "model was trained for")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 30).description(""))
       ->type_name("N");

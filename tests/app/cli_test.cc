@@ -291,6 +291,31 @@ TEST_F(Cli, ChatGoesOnAfterALineThatDoesNotFit) {
   EXPECT_NE(outcome.err.find("4 messages"), std::string::npos) << outcome.err;
 }
 
+TEST_F(Cli, ATerminalSeesProgressThatGoesAway) {
+  const Outcome outcome =
+      PaluOnTerminal(RunWith({"-f", Path("text"), "-n", "2", "--ignore-eos"}), {});
+  EXPECT_EQ(outcome.code, 0) << outcome.out;
+  const size_t bar = outcome.out.find("prompt [....");
+  ASSERT_NE(bar, std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("\r\x1b[K", bar), std::string::npos);  // wiped
+  EXPECT_EQ(outcome.out.find("prompt [", outcome.out.find("KV allocated")), std::string::npos);
+}
+
+TEST_F(Cli, CtrlCInAChatStopsTheAnswerThenTheProgram) {
+  const std::string ctrl_c = "\x03";
+  // The whole prompt is done when the bar is full; the answer would take ten million tokens.
+  const Outcome outcome = PaluOnTerminal(
+      RunWith({"-i", "-p", "hello", "-n", "10000000", "--ignore-eos"}),
+      {{"###", ctrl_c}, {"> ", "/stats\n"}, {"kernels", ctrl_c}, {"Ctrl-C again", ctrl_c}});
+  EXPECT_EQ(outcome.code, 130) << outcome.out;
+  EXPECT_NE(outcome.out.find("KV allocated"), std::string::npos) << outcome.out;
+}
+
+TEST_F(Cli, CtrlDLeavesAChat) {
+  const Outcome outcome = PaluOnTerminal(RunWith({"-i"}), {{"> ", "\x04"}});
+  EXPECT_EQ(outcome.code, 0) << outcome.out;
+}
+
 TEST_F(Cli, InspectWritesTableJsonAndPlot) {
   const Outcome outcome =
       Palu({"inspect", "-t", "1", "-m", Model(), "-f", Path("text"), "--max-tokens", "300",

@@ -43,6 +43,14 @@ struct Invocation {
 Outcome Palu(const Invocation& invocation);
 Outcome Palu(std::vector<std::string> arguments, std::string input = "");
 
+// What to type when the screen shows something new.
+struct Step {
+  std::string wait_for, type;
+};
+
+// Runs the program on a terminal of 80 columns. `out` is everything that it showed.
+Outcome PaluOnTerminal(const std::vector<std::string>& arguments, std::vector<Step> steps);
+
 }  // namespace palu::app
 
 #endif  // PALU_TESTS_APP_PROGRAM_H_
