@@ -9,6 +9,11 @@
 
 namespace palu {
 
+// Pages that hold so many tokens.
+inline int64_t PagesFor(int64_t tokens, int page_tokens) {
+  return (tokens + page_tokens - 1) / page_tokens;
+}
+
 // Pages [0, pages()) of one layout. Grows by whole slabs, never by copying; a slab that a copy of
 // the store also holds is cloned before it is written. Copies share slabs. Threads: const calls are
 // safe at once; so are copies used from different threads.
