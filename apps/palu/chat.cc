@@ -107,6 +107,7 @@ class Conversation {
   std::vector<llama::ChatMessage> messages_;
   std::string fed_;  // what the tokens of the session and `pending_` spell
   std::optional<llama::Token> pending_;
+  bool warned_ = false;  // of a conversation longer than the model knows
   int64_t prompt_tokens_ = 0, answer_tokens_ = 0, steps_ = 0;
   double prompt_seconds_ = 0, answer_seconds_ = 0;
 };
@@ -136,7 +137,9 @@ bool Conversation::Answer() {
   const std::string whole = model_->ApplyChatTemplate(messages_, true);
   const std::vector<llama::Token> tokens = NewTokens(whole);
   const int64_t before = session_->position();
-  CheckFits(*model_, options_, before + static_cast<int64_t>(tokens.size()) + options_.tokens);
+  const int64_t reach = before + static_cast<int64_t>(tokens.size());
+  CheckFits(*model_, options_, reach + options_.tokens);
+  if (!warned_) warned_ = WarnBeyondTraining(*model_, reach);
   const FeedResult feed = FeedPrompt(*session_, tokens);
   prompt_tokens_ += feed.tokens;
   prompt_seconds_ += feed.seconds;
@@ -177,8 +180,8 @@ void Conversation::Rewind(int64_t position) {
   if (extra < 0 || position == 0) return DropSession();
   try {
     if (extra > 0) session_->Trim(extra);
-  } catch (const StateError&) {
-    DropSession();  // a sliding window has let the older tokens go; the next turn decodes all anew
+  } catch (const Error&) {
+    DropSession();  // a sliding window lacks its older tokens: the next turn decodes all anew
   }
 }
 

@@ -55,14 +55,18 @@ void CheckFits(const llama::Model& model, const RunOptions& o, int64_t reach) {
   }
 }
 
+bool WarnBeyondTraining(const llama::Model& model, int64_t reach) {
+  const int64_t trained = model.info().train_context;
+  if (trained == 0 || reach <= trained) return false;
+  spdlog::warn("the model was trained for {} tokens, this run reaches {}", trained, reach);
+  return true;
+}
+
 std::unique_ptr<llama::Session> OpenSession(std::shared_ptr<const llama::Model> model,
                                             const RunOptions& o, int64_t reach) {
-  const int64_t trained = model->info().train_context;
-  if (trained > 0 && reach > trained) {
-    spdlog::warn("the model was trained for {} tokens, this run reaches {}", trained, reach);
-  }
+  WarnBeyondTraining(*model, reach);
   const int64_t context = SessionContext(*model, o, reach);
-  if (context != (o.context > 0 ? o.context : trained)) {
+  if (context != (o.context > 0 ? o.context : model->info().train_context)) {
     RunOptions other = o;
     other.context = context;
     model.reset();

@@ -36,6 +36,9 @@ std::shared_ptr<const llama::Model> LoadModel(const RunOptions& options);
 // --kv-memory.
 void CheckFits(const llama::Model& model, const RunOptions& options, int64_t reach);
 
+// A warning when the model has never seen texts of `reach` tokens. Returns whether there was one.
+bool WarnBeyondTraining(const llama::Model& model, int64_t reach);
+
 // Loads the model anew when it was loaded for another context than SessionContext.
 std::unique_ptr<llama::Session> OpenSession(std::shared_ptr<const llama::Model> model,
                                             const RunOptions& options, int64_t reach);
