@@ -159,13 +159,13 @@ class Evaluation {
         }
       }
       progress.Update(index * o_.context + at + n);
-      if (Interrupted()) return false;
+      if (Interrupted()) break;  // what is scored so far still counts
     }
     for (size_t r = 0; r < rows_.size(); ++r) {
       rows_[r].scores.AddChunk(scores[r]);
       rows_[r].stats = rows_[r].session->Stats();
     }
-    return true;
+    return !Interrupted();
   }
 
   nlohmann::ordered_json RowJson(Row& row) {
