@@ -441,7 +441,6 @@ TEST(WaterFillTest, EveryGroupKeepsAChannel) {
 
 TEST(FitLayerTest, RanksAndBasesOfEachGroup) {
   // Two groups of unlike rank: the policies differ.
-  const Dims dims{1, 4, 256, 32};
   const Floats low = WithSingularValues(512, 32, Decay(4, 100, 0.99), 12);
   const Floats high = WithSingularValues(512, 32, Decay(16, 100, 0.99), 13);
   LayerMoments moments{HeadGroups(4, 2),
