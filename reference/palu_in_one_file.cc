@@ -33,7 +33,7 @@ struct Options {
   int64_t fit_tokens = 512;  // the fit sees the first so many; until then all is exact. 0 = all
   bool quantize_values = true;
   bool auto_bits = true;  // bits by water-filling for `budget`; else hi_bit / lo_bit
-  double budget = 3.0;    // codes + scales, bits per element
+  double budget = 4.0;    // codes + scales, bits per element
   int hi_bit = 4, lo_bit = 2;
   double hi_fraction = 0.25;
   bool log8 = true;  // 8-bit logarithmic scale and Lloyd-Max levels; else fp16 scale + zero

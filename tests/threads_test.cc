@@ -42,7 +42,7 @@ class ThreadCounts : public testing::TestWithParam<std::string> {};
 TEST_P(ThreadCounts, GiveTheSameBits) {
   const Session one = RunOnce(GetParam(), 1, 1);
   EXPECT_TRUE(AllFinite(one.outputs.back()));
-  for (const int threads : {2, 3, 4, 5, 7, 8}) {
+  for (const int threads : {2, 3, 5, 8}) {
     EXPECT_TRUE(RunOnce(GetParam(), threads, 1) == one) << threads << " threads";
   }
 }

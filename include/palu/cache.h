@@ -84,8 +84,8 @@ class KVCache {
   // Adds n tokens to every sequence. k: [B, H, n, Dk], v: [B, H, n, Dv]; f32, f16 or bf16. The
   // tokens stay exact until Seal, or until the next Append, so that the queries of a chunk see the
   // chunk exactly. Errors: InputError (shape, NaN, Inf, beyond fp16: layer, head and token are
-  // named), StateError, MemoryError. Cost: one copy to fp16; no allocation in steady state but a
-  // page slab every 256 tokens.
+  // named), StateError, MemoryError (what the append before had left to Seal may be sealed then).
+  // Cost: one copy to fp16; no allocation in steady state but a page slab every 256 tokens.
   void Append(const ConstTensor& k, const ConstTensor& v, const AppendArgs& args = {});
 
   // out[b, h, i] = sum_t softmax_t(scale * q.k_t) v_t, straight from pages and window. out: [B, Hq,
@@ -95,7 +95,7 @@ class KVCache {
 
   // Fits the basis once enough tokens are there, and encodes the tokens that have left the exact
   // window. The bytes stored after Seal depend on the tokens alone, not on how they were chunked or
-  // on the number of threads.
+  // on the number of threads. Errors: MemoryError.
   void Seal();
 
   // The whole K and V in the caller's dtype, decoded: [B, H, S, D]. For checks and for hosts that
