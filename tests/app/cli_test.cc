@@ -292,6 +292,7 @@ TEST_F(Cli, ChatGoesOnAfterALineThatDoesNotFit) {
 }
 
 TEST_F(Cli, ATerminalSeesProgressThatGoesAway) {
+  if (!HasTerminals()) GTEST_SKIP() << "no pseudo-terminals here: /dev/pts is not mounted";
   const Outcome outcome =
       PaluOnTerminal(RunWith({"-f", Path("text"), "-n", "2", "--ignore-eos"}), {});
   EXPECT_EQ(outcome.code, 0) << outcome.out;
@@ -302,6 +303,7 @@ TEST_F(Cli, ATerminalSeesProgressThatGoesAway) {
 }
 
 TEST_F(Cli, CtrlCInAChatStopsTheAnswerThenTheProgram) {
+  if (!HasTerminals()) GTEST_SKIP() << "no pseudo-terminals here: /dev/pts is not mounted";
   const std::string ctrl_c = "\x03";
   // The whole prompt is done when the bar is full; the answer would take ten million tokens.
   const Outcome outcome = PaluOnTerminal(
@@ -312,6 +314,7 @@ TEST_F(Cli, CtrlCInAChatStopsTheAnswerThenTheProgram) {
 }
 
 TEST_F(Cli, CtrlDLeavesAChat) {
+  if (!HasTerminals()) GTEST_SKIP() << "no pseudo-terminals here: /dev/pts is not mounted";
   const Outcome outcome = PaluOnTerminal(RunWith({"-i"}), {{"> ", "\x04"}});
   EXPECT_EQ(outcome.code, 0) << outcome.out;
 }

@@ -106,6 +106,14 @@ Outcome Palu(std::vector<std::string> arguments, std::string input) {
   return Palu(call);
 }
 
+bool HasTerminals() {
+  int terminal = -1, program = -1;
+  if (openpty(&terminal, &program, nullptr, nullptr, nullptr) != 0) return false;
+  close(terminal);
+  close(program);
+  return true;
+}
+
 Outcome PaluOnTerminal(const std::vector<std::string>& arguments, std::vector<Step> steps) {
   int terminal = -1;
   winsize size{};

@@ -48,6 +48,9 @@ struct Step {
   std::string wait_for, type;
 };
 
+// Whether this system can open pseudo-terminals; a bare chroot without /dev/pts cannot.
+bool HasTerminals();
+
 // Runs the program on a terminal of 80 columns. `out` is everything that it showed.
 Outcome PaluOnTerminal(const std::vector<std::string>& arguments, std::vector<Step> steps);
 
