@@ -49,6 +49,9 @@ tests() {  # tests NAME COMMAND...
   [ "$status" = 0 ] || return 1
   [ "${total:-0}" -gt 0 ] || die "$current ran no test"
   printf 'ok  %4d s  %s: %d tests\n' $((SECONDS - start)) "$current" "$total"
+  # gtest prints the place, then the reason.
+  [ "$skip" = 0 ] || grep -hA1 ': Skipped$' build/*/Testing/Temporary/LastTest.log | grep -v ': Skipped$\|^--$' |
+    sort -u | sed "s/^/            $skip skipped: /" || true
 }
 
 check_format() {
