@@ -186,7 +186,9 @@ INSTANTIATE_TEST_SUITE_P(
         BadOption{"key_fit", "later", {"prompt", "averaged"}},
         BadOption{"fit_tokens", "-2", {"-1"}}, BadOption{"fit_tokens", "99999999999", {"-1"}},
         BadOption{"quantize_values", "perhaps", {"true", "false"}},
-        BadOption{"bits", "3", {"mixed", "auto:"}}, BadOption{"bits", "auto:0", {"8"}},
+        BadOption{"bits", "three", {"mixed", "auto:"}}, BadOption{"bits", "0", {"1", "8"}},
+        BadOption{"bits", "9", {"1", "8"}}, BadOption{"bits", "2.5", {"whole"}},
+        BadOption{"basis", "pca", {"fit", "none"}}, BadOption{"bits", "auto:0", {"8"}},
         BadOption{"bits", "auto:9", {"8"}}, BadOption{"bits", "auto:", {"auto:"}},
         BadOption{"bits", "auto:nan", {"8"}}, BadOption{"hi_bit", "9", {"1", "8"}},
         BadOption{"hi_bit", "0", {"1", "8"}}, BadOption{"lo_bit", "0", {"1", "8"}},
@@ -221,6 +223,15 @@ TEST(ConfigErrors, Contradictions) {
   ExpectSays(ParseError("palu:hi_bit=2,lo_bit=4"), {"hi_bit", "lo_bit", "2", "4"});
   ExpectSays(ParseError("palu:lo_bit=5"), {"hi_bit", "lo_bit", "5", "4"});
   ExpectSays(ParseError("palu:bits=auto:3,hi_bit=4"), {"hi_bit", "mixed", "auto:3"});
+}
+
+TEST(ConfigErrors, OptionsOfOtherMethods) {
+  ExpectSays(ParseError("kivi:rank=8"), {"rank", "kivi", "bits", "recent_tokens"});
+  ExpectSays(ParseError("kivi:bits=auto:3"), {"auto:3", "kivi", "1 to 8"});
+  ExpectSays(ParseError("uniform:bits=mixed"), {"mixed", "uniform", "1 to 8"});
+  ExpectSays(ParseError("rabitq:bits=5"), {"5", "rabitq", "1 to 4"});
+  ExpectSays(ParseError("fp16:bits=4"), {"bits", "fp16", "max_bytes"});
+  ExpectSays(ParseError("palu:basis=none,rank=8"), {"rank", "basis=none"});
 }
 
 TEST(ConfigErrors, FieldsSetByHandAreCheckedToo) {
@@ -275,7 +286,7 @@ TEST(ConfigListings, EveryOptionIsDescribed) {
   ExpectSays(text,
              {"rank", "energy_threshold", "energy_rule", "rank_policy", "n_head_groups", "key_fit",
               "fit_tokens", "quantize_values", "bits", "hi_bit", "lo_bit", "hi_fraction", "scales",
-              "group_size", "sink_tokens", "recent_tokens", "max_bytes"});
+              "group_size", "sink_tokens", "recent_tokens", "max_bytes", "basis"});
 }
 
 TEST(ConfigListings, MethodsAndPresetsParse) {

@@ -76,8 +76,8 @@ struct Shape {
 
   std::string Describe() const {
     std::string text = "rank " + std::to_string(plan.rank) + " group " +
-                       std::to_string(plan.group_size) +
-                       (plan.scales == ScaleFormat::kLog8 ? " log8" : " minmax") + " pages " +
+                       std::to_string(plan.group_size) + " scales " +
+                       std::to_string(static_cast<int>(plan.scales)) + " pages " +
                        std::to_string(n_pages) + " rows " + std::to_string(rows) + " bits";
     for (const uint8_t b : plan.bits) text.append(" ").append(std::to_string(b));
     return text;
@@ -99,9 +99,14 @@ class PageKernels : public Kernels {
       if (kind == 5) bits[c] = static_cast<uint8_t>(1 + rank % 8);
     }
     const int groups[] = {8, 16, 32, 64, 128};
-    const ScaleFormat scales = Uniform(0, 1) ? ScaleFormat::kLog8 : ScaleFormat::kMinMax;
-    // Raw pages may be longer than a block: K and V of a head share their page length.
-    const int page_tokens = kind <= 1 ? kBlockTokens * Uniform(1, 4) : 0;
+    const ScaleFormat scales = static_cast<ScaleFormat>(Uniform(0, 3));
+    const bool per_token =
+        scales == ScaleFormat::kTokenMinMax || scales == ScaleFormat::kTokenFactors;
+    // The methods that scale tokens give all channels the same bits.
+    if (per_token && kind > 1) std::fill(bits.begin(), bits.end(), bits[0]);
+    // Raw and token-scaled pages may be longer than a block: K and V of a head share their page
+    // length.
+    const int page_tokens = kind <= 1 || per_token ? kBlockTokens * Uniform(1, 4) : 0;
     return {PagePlan::Make(bits, scales, groups[Uniform(0, 4)], page_tokens), Uniform(1, 9),
             Uniform(1, kMaxFusedRows)};
   }

@@ -58,7 +58,8 @@ INSTANTIATE_TEST_SUITE_P(Methods, MemoryOfOne,
                          testing::Values("palu:fit_tokens=96,recent_tokens=20",
                                          "palu:reference,fit_tokens=64",
                                          "palu:fit_tokens=200,quantize_values=false,group_size=128",
-                                         "fp16", "fp32"),
+                                         "fp16", "fp32", "kivi:recent_tokens=20", "uniform",
+                                         "svdq:fit_tokens=64", "rabitq"),
                          [](const auto& info) { return "config" + std::to_string(info.index); });
 
 TEST(MemoryOfModel, LayersAddUp) {

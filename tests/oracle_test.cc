@@ -236,7 +236,9 @@ TEST_P(OracleTest, FitsTheSameRanksBitsAndAxes) {
     moments.k.push_back(k);
     moments.v.push_back(v);
   }
-  const auto codec = FitLayer(config, moments, std::make_shared<MemoryAccount>(0));
+  const auto codec =
+      FitLayer(config, FindMethod("palu"), static_cast<int>(c.kd.dim), static_cast<int>(c.vd.dim),
+               moments, std::make_shared<MemoryAccount>(0));
   const OracleLayer& expected = ExpectedOf(GetParam()).layer;
   for (const auto& [side, want] :
        {std::pair{&codec->k, &expected.k}, std::pair{&codec->v, &expected.v}}) {

@@ -54,7 +54,8 @@ TEST_P(ThreadCounts, GiveTheSameBitsInAWindow) {
 INSTANTIATE_TEST_SUITE_P(Methods, ThreadCounts,
                          testing::Values("palu:fit_tokens=96,recent_tokens=20", "palu:reference",
                                          "palu:fit_tokens=96,quantize_values=false,group_size=64",
-                                         "fp16"),
+                                         "fp16", "kivi:recent_tokens=20", "svdq:fit_tokens=96",
+                                         "rabitq:fit_tokens=96"),
                          [](const auto& info) { return "config" + std::to_string(info.index); });
 
 // A long decode call is split into runs of tokens; the split must not show either.

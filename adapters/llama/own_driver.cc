@@ -26,7 +26,7 @@ ModelShape MakeShape(const Model::Impl& model, const SessionOptions& options) {
 }
 
 void CheckRopes(std::span<const LayerInfo> layers, const KVCacheConfig& config) {
-  if (config.method != "palu" || config.key_fit != KeyFit::kAveraged) return;
+  if (config.key_fit != KeyFit::kAveraged || !config.Encodes()) return;
   for (const LayerInfo& layer : layers) {
     if (!layer.rope && layer.shape.window == 0) {
       throw ConfigError(
@@ -153,7 +153,7 @@ SessionStats OwnDriver::Stats(int64_t position) const {
         std::max(stats.advertised_bits_per_element, layer.assigned_avg_bits);
     elements +=
         static_cast<double>(layer.tokens) * shape.kv_heads * (shape.head_dim_k + shape.head_dim_v);
-    if (config_.method == "palu") {
+    if (layer.rank_k > 0) {
       stats.rank_k.push_back(layer.rank_k);
       stats.rank_v.push_back(layer.rank_v);
     }

@@ -32,7 +32,7 @@ double LlamaBits(std::string_view type) {
 
 // Least bits per encoded token and head of one side with D dims.
 double EncodedBits(const KVCacheConfig& config, int dims) {
-  if (config.method != "palu") return 0;
+  if (!config.Encodes()) return 0;
   const bool full_rank = !config.rank && config.energy_threshold >= 1;
   const int rank = full_rank ? dims : std::min(config.rank.value_or(1), dims);
   // A channel has at most 8 bits, so a low rank cannot use up a large budget.

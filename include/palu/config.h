@@ -22,14 +22,26 @@ enum class EnergyRule { kSum, kSquares };
 enum class RankPolicy { kMin, kMax, kPerGroup };
 // How bits are given to latent channels.
 enum class BitPlan {
-  kMixed,  // hi_bit for the first hi_fraction of the channels, lo_bit for the others (the
-           // reference)
-  kAuto,   // reverse water-filling over channels and heads for a budget (`bits=auto:B`)
+  kMixed,     // hi_bit for the first hi_fraction of the channels, lo_bit for the others (the
+              // reference)
+  kAuto,      // reverse water-filling over channels and heads for a budget (`bits=auto:B`)
+  kUniform,   // uniform_bits everywhere (`bits=N`)
+  kSchedule,  // SVDq's 8, 4, 2, 1, 1, 0, 0, 0 bits for eight runs of channels (`bits=schedule`)
 };
-// What scales a channel's codes within a token group.
+// What latents are projections on.
+enum class BasisKind {
+  kFit,       // principal axes of the data
+  kNone,      // the channels themselves, less their mean; a control
+  kHadamard,  // a random rotation that knows nothing of the data; a control
+};
+// What scales the codes. The last two are those of sibling methods, which name them in the table.
 enum class ScaleFormat {
-  kMinMax,  // fp16 scale + fp16 zero, uniform levels (the reference)
-  kLog8,    // one 8-bit logarithmic scale, no zero, Lloyd-Max levels
+  kMinMax,        // per channel and token group: fp16 scale + fp16 zero, uniform levels (the
+                  // reference)
+  kLog8,          // per channel and token group: one 8-bit logarithmic scale, no zero, Lloyd-Max
+                  // levels
+  kTokenMinMax,   // per token and 32 channels: fp16 scale + fp16 zero, uniform levels (KIVI's V)
+  kTokenFactors,  // per token: two floats, their length and an inner product (RaBitQ)
 };
 // Which moments of the keys are fitted.
 enum class KeyFit {
@@ -40,7 +52,8 @@ enum class KeyFit {
 struct KVCacheConfig {
   std::string method = "palu";  // a row of the method table
 
-  // -- basis (spec: "Fit") --
+  // -- basis --
+  BasisKind basis = BasisKind::kFit;
   std::optional<int> rank;  // explicit r, 1..head_dim; none = energy rule
   double energy_threshold =
       1.0;  // (0, 1]; share of energy kept; 1 = full rank, let the bits decide
@@ -58,6 +71,7 @@ struct KVCacheConfig {
   int hi_bit = 4;          // kMixed: 1..8
   int lo_bit = 2;          // kMixed: 1..8, <= hi_bit
   double hi_fraction = 0.25;  // kMixed: [0, 1]
+  int uniform_bits = 4;       // kUniform: 1..8
   ScaleFormat scales = ScaleFormat::kLog8;
   int group_size = 32;  // tokens that share a scale: 8, 16, 32, 64 or 128
 
@@ -67,12 +81,15 @@ struct KVCacheConfig {
 
   int64_t max_bytes = 0;  // limit of all caches of one builder together; 0 = none
 
-  // Throws ConfigError naming the option, the value and the allowed range.
+  // Starts from the defaults of the method (methods.h). Throws ConfigError naming the option, the
+  // value and the allowed range.
   static KVCacheConfig Parse(std::string_view text);
   // Checks the ranges that need no model. Throws ConfigError.
   void Validate() const;
   // Checks against one layer (rank <= head_dim). Throws ConfigError.
   void ValidateFor(int head_dim) const;
+  // Whether the method packs tokens; the others store them as they are.
+  bool Encodes() const;
   // A text form that Parse reads back to an equal config.
   std::string ToString() const;
 

@@ -30,6 +30,15 @@ void PreparedQueries::Prepare(const AttendCall& call, int kv_head, int64_t first
 
   const GroupCodec& codec = call.sequence.codec()->k.head(kv_head);
   const int rank = codec.rank();
+  for (int64_t r = 0; r < rows && !codec.mean.empty(); ++r) {
+    float dot = 0;
+    for (int d = 0; d < dim; ++d) dot += exact[r * dim + d] * codec.mean[d];
+    mean_dot[r] = dot;
+  }
+  if (codec.basis.empty()) {
+    latent = exact;
+    return;
+  }
   const KernelTable& kernels = Active();
   // The basis is stored as [rank][D], so the product is taken transposed: B [rank][D] * q^T
   // [D][rows].
@@ -39,13 +48,7 @@ void PreparedQueries::Prepare(const AttendCall& call, int kv_head, int64_t first
   float* const q_t = transposed_.data();
   float* const latent_t = q_t + static_cast<int64_t>(dim) * rows;
   for (int64_t r = 0; r < rows; ++r) {
-    float dot = 0;
-    for (int d = 0; d < dim; ++d) {
-      const float q = exact[r * dim + d];
-      q_t[d * rows + r] = q;
-      dot += q * codec.mean[d];
-    }
-    mean_dot[r] = dot;
+    for (int d = 0; d < dim; ++d) q_t[d * rows + r] = exact[r * dim + d];
   }
   kernels.gemm({.a = basis_.data(),
                 .lda = dim,
@@ -81,29 +84,45 @@ void FinishScores(const AttendCall& call, int64_t query, float mean_dot, int64_t
   }
 }
 
+namespace {
+
+// out += latent . B + mu * encoded_sum. out: [rows][Dv].
+void AddLatents(const GroupCodec& codec, int64_t rows, const RowSum* sums, const float* latent,
+                int64_t latent_stride, float* out) {
+  const int dim = codec.dim;
+  for (int64_t r = 0; r < rows && !codec.mean.empty(); ++r) {
+    const float weight = static_cast<float>(sums[r].encoded_sum);
+    for (int d = 0; d < dim; ++d) out[r * dim + d] += weight * codec.mean[d];
+  }
+  if (codec.basis.empty()) {
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int d = 0; d < dim; ++d) out[r * dim + d] += latent[r * latent_stride + d];
+    }
+    return;
+  }
+  const KernelTable& kernels = Active();
+  thread_local std::vector<float> basis;
+  basis.resize(static_cast<size_t>(codec.rank()) * dim);
+  kernels.f16_to_f32(codec.basis.data(), basis.data(), static_cast<int64_t>(basis.size()));
+  kernels.gemm({.a = latent,
+                .lda = latent_stride,
+                .b = basis.data(),
+                .ldb = dim,
+                .c = out,
+                .ldc = dim,
+                .m = static_cast<int>(rows),
+                .n = dim,
+                .k = codec.rank(),
+                .accumulate = true});
+}
+
+}  // namespace
+
 void FinishRows(const AttendCall& call, int kv_head, int64_t first, int64_t rows,
                 const RowSum* sums, const float* latent, int64_t latent_stride, float* exact) {
   const int dim = call.shape().head_dim_v;
-  const KernelTable& kernels = Active();
   if (latent) {
-    const GroupCodec& codec = call.sequence.codec()->v.head(kv_head);
-    thread_local std::vector<float> basis;
-    basis.resize(static_cast<size_t>(codec.rank()) * dim);
-    kernels.f16_to_f32(codec.basis.data(), basis.data(), static_cast<int64_t>(basis.size()));
-    for (int64_t r = 0; r < rows; ++r) {
-      const float weight = static_cast<float>(sums[r].encoded_sum);
-      for (int d = 0; d < dim; ++d) exact[r * dim + d] += weight * codec.mean[d];
-    }
-    kernels.gemm({.a = latent,
-                  .lda = latent_stride,
-                  .b = basis.data(),
-                  .ldb = dim,
-                  .c = exact,
-                  .ldc = dim,
-                  .m = static_cast<int>(rows),
-                  .n = dim,
-                  .k = codec.rank(),
-                  .accumulate = true});
+    AddLatents(call.sequence.codec()->v.head(kv_head), rows, sums, latent, latent_stride, exact);
   }
   for (int64_t r = 0; r < rows; ++r) {
     const int head = call.head_of_row(kv_head, first + r);

@@ -164,8 +164,8 @@ CacheStats KVCache::Stats() const {
   for (const Sequence& sequence : impl_->sequences) {
     const LayerCodec* codec = sequence.codec();
     if (!codec) continue;
-    stats.rank_k = std::max(stats.rank_k, codec->k.max_rank());
-    stats.rank_v = std::max(stats.rank_v, codec->v.max_rank());
+    stats.rank_k = std::max(stats.rank_k, codec->k.basis_rank());
+    stats.rank_v = std::max(stats.rank_v, codec->v.basis_rank());
     stats.assigned_avg_bits =
         std::max({stats.assigned_avg_bits, codec->k.CodeBits(), codec->v.CodeBits()});
     stats.code_bits += (codec->k.StoredBits() + codec->v.StoredBits()) / 2 / batch;

@@ -101,7 +101,7 @@ void Sequence::CheckAppend(const ConstTensor& k, const ConstTensor& v, int64_t b
                      " is not allowed; it must be -1 or at least 0");
   }
   if (args.rope) CheckRope(shape, *args.rope);
-  if (context_->method->encodes() && !codec_ && context_->config.key_fit == KeyFit::kAveraged &&
+  if (context_->method->fits() && !codec_ && context_->config.key_fit == KeyFit::kAveraged &&
       !args.rope) {
     throw StateError(Where(shape) +
                      "key_fit=averaged needs AppendArgs::rope until the basis is fitted (empty "
@@ -197,7 +197,7 @@ void Sequence::Decode(int head, int64_t first, int64_t n, float* k_out, float* v
       const int dim = is_v ? shape.head_dim_v : shape.head_dim_k;
       const GroupCodec* group =
           segment.encoded ? &(is_v ? codec_->v : codec_->k).head(head) : nullptr;
-      if (group) {
+      if (group && !group->basis.empty()) {
         basis.resize(static_cast<size_t>(plan.rank) * dim);
         kernels.f16_to_f32(group->basis.data(), basis.data(), static_cast<int64_t>(basis.size()));
       }
@@ -211,9 +211,13 @@ void Sequence::Decode(int head, int64_t first, int64_t n, float* k_out, float* v
         float* const rows = out + (t - first) * dim;
         kernels.decode_block_tokens(plan, side, block, tile.data(), plan.rank);
         const float* const latents = tile.data() + static_cast<size_t>(column) * plan.rank;
-        if (group) {
+        if (group && !group->mean.empty()) {
           for (int i = 0; i < count; ++i)
             std::copy(group->mean.begin(), group->mean.end(), rows + i * dim);
+        }
+        if (group && group->basis.empty()) {
+          for (int64_t i = 0; i < static_cast<int64_t>(count) * dim; ++i) rows[i] += latents[i];
+        } else if (group) {
           kernels.gemm({.a = latents,
                         .lda = plan.rank,
                         .b = basis.data(),

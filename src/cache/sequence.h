@@ -92,6 +92,7 @@ class Sequence {
   void WriteRows(const ConstTensor& k, const ConstTensor& v, int64_t b);
   void DropOutsideWindow(int64_t next_query);
   bool ReadyToFit(int64_t& rows_end) const;
+  LayerMoments CollectMoments(int64_t first, int64_t last) const;
   void Fit(int64_t rows_end);
   int64_t PagesDue() const;
   void SplitSinks();

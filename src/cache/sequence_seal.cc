@@ -27,9 +27,9 @@ bool Sequence::ReadyToFit(int64_t& rows_end) const {
   return size_ >= rows_end;
 }
 
-void Sequence::Fit(int64_t rows_end) {
+// Moments of both sides of tokens [first, last), by head group.
+LayerMoments Sequence::CollectMoments(int64_t first, int64_t last) const {
   const LayerShape& shape = context_->shape;
-  const int64_t first = config_sinks(), n = rows_end - first;
   const bool averaged = context_->config.key_fit == KeyFit::kAveraged && !rope_->inv_freq.empty();
   // One task per (side, head); summed over heads in order afterwards.
   std::vector<Moments> moments;
@@ -40,10 +40,10 @@ void Sequence::Fit(int64_t rows_end) {
     const bool is_v = i % 2;
     constexpr int64_t kRows = 256;  // at a time
     std::vector<float> rows(static_cast<size_t>(kRows) * dim);
-    for (int64_t t = 0; t < n; t += kRows) {
-      const int64_t count = std::min(kRows, n - t);
-      Decode(head, first + t, count, is_v ? nullptr : rows.data(), is_v ? rows.data() : nullptr);
-      if (!is_v && averaged) Unrotate(*rope_, first_position_ + first + t, rows.data(), count, dim);
+    for (int64_t t = first; t < last; t += kRows) {
+      const int64_t count = std::min(kRows, last - t);
+      Decode(head, t, count, is_v ? nullptr : rows.data(), is_v ? rows.data() : nullptr);
+      if (!is_v && averaged) Unrotate(*rope_, first_position_ + t, rows.data(), count, dim);
       moments[i].Add(rows.data(), count, dim);
     }
   });
@@ -59,7 +59,19 @@ void Sequence::Fit(int64_t rows_end) {
     if (averaged)
       layer.k.back() = AverageOverPositions(layer.k.back(), *rope_, context_->positions);
   }
-  auto codec = FitLayer(context_->config, layer, context_->account);
+  return layer;
+}
+
+void Sequence::Fit(int64_t rows_end) {
+  const LayerShape& shape = context_->shape;
+  LayerMoments moments;
+  if (context_->method->fits()) {
+    moments = CollectMoments(config_sinks(), rows_end);
+  } else {
+    moments.groups = HeadGroups(shape.kv_heads, 1);
+  }
+  auto codec = FitLayer(context_->config, *context_->method, shape.head_dim_k, shape.head_dim_v,
+                        moments, context_->account);
   encoded_.emplace(&codec->layout, std::max(1, kSlabTokens / codec->layout.page_tokens),
                    context_->account);
   codec_ = std::move(codec);
@@ -172,23 +184,28 @@ void Sequence::EncodePages(int64_t n) {
     for (int i = 0; i < blocks; ++i) {
       kernels.decode_block(plan, window_.page(p * blocks + i) + offset, 0, block);
       for (int d = 0; d < dim; ++d) {
+        const float mean = group.mean.empty() ? 0.0f : group.mean[d];
         for (int t = 0; t < kBlockTokens; ++t) {
-          const float x = block[d * kBlockTokens + t] - group.mean[d];
+          const float x = block[d * kBlockTokens + t] - mean;
           centred[d * tokens + i * kBlockTokens + t] = x;
           energy.all += static_cast<double>(x) * x;
         }
       }
     }
-    kernels.f16_to_f32(group.basis.data(), basis, static_cast<int64_t>(rank) * dim);
-    kernels.gemm({.a = basis,
-                  .lda = dim,
-                  .b = centred,
-                  .ldb = tokens,
-                  .c = latent,
-                  .ldc = tokens,
-                  .m = rank,
-                  .n = tokens,
-                  .k = dim});
+    if (group.basis.empty()) {
+      std::copy_n(centred, static_cast<int64_t>(dim) * tokens, latent);
+    } else {
+      kernels.f16_to_f32(group.basis.data(), basis, static_cast<int64_t>(rank) * dim);
+      kernels.gemm({.a = basis,
+                    .lda = dim,
+                    .b = centred,
+                    .ldb = tokens,
+                    .c = latent,
+                    .ldc = tokens,
+                    .m = rank,
+                    .n = tokens,
+                    .k = dim});
+    }
     for (int64_t j = 0; j < static_cast<int64_t>(rank) * tokens; ++j) {
       energy.kept += static_cast<double>(latent[j]) * latent[j];
     }

@@ -64,6 +64,20 @@ void CheckGroupSize(int group_size) {
                     "; 8, 16, 32, 64 and 128 are allowed");
 }
 
+uint32_t ScaleBytes(const PagePlan& plan) {
+  switch (plan.scales) {
+    case ScaleFormat::kMinMax:
+      return static_cast<uint32_t>(plan.groups() * plan.rank) * 4;
+    case ScaleFormat::kLog8:
+      return static_cast<uint32_t>(plan.groups() * plan.rank);
+    case ScaleFormat::kTokenMinMax:
+      return static_cast<uint32_t>(plan.page_tokens * plan.channel_runs()) * 4;
+    case ScaleFormat::kTokenFactors:
+      return static_cast<uint32_t>(plan.page_tokens) * 8;
+  }
+  return 0;
+}
+
 }  // namespace
 
 const Levels& LloydMaxLevels(int bits) { return kLloydMax[bits]; }
@@ -104,20 +118,19 @@ PagePlan PagePlan::Make(std::vector<uint8_t> bits, ScaleFormat scales, int group
   plan.page_tokens = page_tokens > 0 ? page_tokens
                      : plan.raw      ? kBlockTokens
                                      : std::max(kBlockTokens, group_size);
-  plan.group_size = plan.raw ? kBlockTokens : group_size;
+  plan.group_size = plan.raw ? kBlockTokens : plan.token_scaled() ? plan.page_tokens : group_size;
   plan.code_offset.reserve(bits.size());
   for (const uint8_t b : bits) {
     plan.code_offset.push_back(plan.block_bytes);
     plan.block_bytes += 4u * b;
   }
   if (!plan.raw) {
-    const uint32_t bytes_per_scale = scales == ScaleFormat::kMinMax ? 4 : 1;
-    plan.scale_bytes = static_cast<uint32_t>(plan.groups() * plan.rank) * bytes_per_scale;
+    plan.scale_bytes = ScaleBytes(plan);
     plan.unit.assign(bits.size() + kChannelPadding, 0.0f);
     plan.half.assign(bits.size() + kChannelPadding, 0.0f);
     for (size_t c = 0; c < bits.size(); ++c) {
-      plan.unit[c] = scales == ScaleFormat::kMinMax ? 1.0f : Log8Unit(bits[c]);
-      plan.half[c] = scales == ScaleFormat::kMinMax ? 0.5f : Log8Half(bits[c]);
+      plan.unit[c] = scales == ScaleFormat::kLog8 ? Log8Unit(bits[c]) : 1.0f;
+      plan.half[c] = scales == ScaleFormat::kLog8 ? Log8Half(bits[c]) : 0.5f;
     }
   }
   plan.bits = std::move(bits);

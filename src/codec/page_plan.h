@@ -6,7 +6,9 @@
 // and its scales, apart from the codes,
 //     minmax:  fp16 scale[group][channel], then fp16 zero[group][channel]
 //     log8:    u8 scale[group][channel]
-// with T / group_size groups of tokens; neither exists for channels of 16 or 32 bits (a side has
+//     token minmax:   fp16 scale[run][token], then fp16 zero[run][token]    run = 32 channels
+//     token factors:  f32 length[token], then f32 inverse[token]
+// with T / group_size groups of tokens; none exists for channels of 16 or 32 bits (a side has
 // either only such channels or none). Little endian; nothing is aligned beyond 4 bytes;
 // docs/page_format.md draws it.
 //
@@ -18,11 +20,14 @@
 // channels 32 floats.
 //
 // A code means   value = a * level + z   with a signed 8-bit level:
-//     uniform levels (minmax at any b, log8 at b >= 5):  level = code - 2^(b-1)
-//     Lloyd-Max levels (log8 at b <= 4):                 level = LevelTable(b)[code]
-//     minmax:  a = scale,                      z = zero + a / 2
-//     log8:    a = Log8Value(scale) * unit[b],  z = a * half[b]
-// `zero` is the value at the middle code, (min + max) / 2.
+//     Lloyd-Max levels (log8 at b <= 4):  level = LevelTable(b)[code]
+//     uniform levels (all others):        level = code - 2^(b-1)
+//     minmax, token minmax:  a = scale,                       z = zero + a / 2
+//     log8:                  a = Log8Value(scale) * unit[b],  z = a * half[b]
+//     token factors:         a = length * inverse,            z = a / 2
+// `zero` is the value at the middle code, (min + max) / 2. `length` is |x|, `inverse` 1 / <g, x /
+// |x|> for the vector g of the levels + 1/2: then a <g, q> estimates <x, q> without bias (RaBitQ,
+// arXiv 2405.12497, section 3.2).
 #ifndef PALU_SRC_CODEC_PAGE_PLAN_H_
 #define PALU_SRC_CODEC_PAGE_PLAN_H_
 
@@ -36,6 +41,7 @@
 namespace palu {
 
 inline constexpr int kBlockTokens = 32;
+inline constexpr int kRunChannels = 32;  // that share a scale of ScaleFormat::kTokenMinMax
 // Kernels may read this many bytes past the end of a page; every buffer that holds pages ends with
 // them.
 inline constexpr size_t kReadPadding = 64;
@@ -74,11 +80,19 @@ struct PagePlan {
   std::vector<uint32_t> code_offset;  // [rank], bytes from the start of a block
   uint32_t block_bytes = 0;           // codes of 32 tokens
   uint32_t scale_bytes = 0;           // scales (and zeros) of one page
-  // [rank + kChannelPadding], empty if raw. log8: Log8Unit(b), Log8Half(b); minmax: 1, 0.5.
+  // [rank + kChannelPadding], empty if raw. log8: Log8Unit(b), Log8Half(b); others: 1, 0.5.
   std::vector<float> unit, half;
 
   int blocks() const { return page_tokens / kBlockTokens; }
   int groups() const { return page_tokens / group_size; }
+  // Scales belong to tokens, not to channels.
+  bool token_scaled() const {
+    return scales == ScaleFormat::kTokenMinMax || scales == ScaleFormat::kTokenFactors;
+  }
+  // Runs of channels with scales of their own per token.
+  int channel_runs() const {
+    return scales == ScaleFormat::kTokenMinMax ? (rank + kRunChannels - 1) / kRunChannels : 1;
+  }
   size_t code_bytes() const { return static_cast<size_t>(block_bytes) * blocks(); }
   // Codes, then scales: a page side is contiguous.
   size_t page_bytes() const { return code_bytes() + scale_bytes; }
@@ -87,7 +101,7 @@ struct PagePlan {
   double stored_bits_per_token() const { return page_bytes() * 8.0 / page_tokens; }
 
   // bits: [rank], each 1..8; or all 16; or all 32. page_tokens: a multiple of 32 and of group_size;
-  // 0 = max(32, group_size), or 32 if raw.
+  // 0 = max(32, group_size), or 32 if raw. group_size means nothing to token scales.
   static PagePlan Make(std::vector<uint8_t> bits, ScaleFormat scales, int group_size,
                        int page_tokens = 0);
 };

@@ -9,19 +9,27 @@
 
 namespace palu {
 
-// Principal axes of the centred rows. Deterministic: eigenvalues descend, the largest entry of each
-// vector is positive.
+// Axes that latents are taken along, with the variance of the centred rows along each.
 struct PrincipalAxes {
-  std::vector<double> mean;      // [D]
-  std::vector<double> variance;  // [D], eigenvalues of the covariance, >= 0
-  std::vector<double> vectors;   // [D][D], row i = axis i
+  std::vector<double> mean;      // [D], or empty for zero
+  std::vector<double> variance;  // [rank], >= 0
+  std::vector<double> vectors;   // [rank][D], row i = axis i
 
+  int dim() const { return static_cast<int>(vectors.size() / variance.size()); }
   std::vector<double> Sigma(
       double rows) const;  // singular values of the centred rows: sqrt(variance * rows)
 };
 
-// Cost: one D x D symmetric eigenproblem in double (D = 128: about 2 ms).
+// The eigenvectors of the covariance. Deterministic: eigenvalues descend, the largest entry of each
+// vector is positive. Cost: one D x D symmetric eigenproblem in double (D = 128: about 2 ms).
 PrincipalAxes FitPrincipalAxes(const Moments& moments);
+// Given axes: [rank][D] vectors, with the mean and the variances of the data.
+PrincipalAxes AxesAlong(std::vector<double> vectors, const Moments& moments);
+// The coordinates themselves, no mean, variances 1.
+PrincipalAxes IdentityAxes(int dim);
+// Rows of a Walsh-Hadamard matrix times random signs (a fixed seed), for the next power of two of
+// `dim`, cut to `dim` columns: [padded][dim] with orthonormal columns.
+std::vector<double> RandomHadamard(int dim);
 
 // Smallest r with sum of f(sigma[0..r)) >= threshold * total, f(s) = s or s^2; 1 when the total is
 // below 1e-12.

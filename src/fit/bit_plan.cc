@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <string>
+
+#include "palu/errors.h"
 
 namespace palu {
 namespace {
@@ -50,10 +53,10 @@ Costs MakeCosts(ScaleFormat scales, int group_size) {
 
 // argmin over choices of variance * distortion + price * bits; the smaller number of bits wins a
 // tie.
-int BestChoice(const Costs& costs, double variance, double price) {
-  int best = 0;
-  double best_value = variance * costs.distortion[0] + price * costs.bits[0];
-  for (int i = 1; i < static_cast<int>(kBitChoices.size()); ++i) {
+int BestChoice(const Costs& costs, double variance, double price, int least) {
+  int best = least;
+  double best_value = variance * costs.distortion[least] + price * costs.bits[least];
+  for (int i = least + 1; i < static_cast<int>(kBitChoices.size()); ++i) {
     const double value = variance * costs.distortion[i] + price * costs.bits[i];
     if (value < best_value) best = i, best_value = value;
   }
@@ -69,7 +72,7 @@ double Allocate(const std::vector<ChannelGroup>& groups, const Costs& costs, dou
   for (size_t g = 0; g < groups.size(); ++g) {
     out[g].resize(groups[g].variance.size());
     for (size_t c = 0; c < out[g].size(); ++c) {
-      out[g][c] = BestChoice(costs, groups[g].variance[c], price);
+      out[g][c] = BestChoice(costs, groups[g].variance[c], price, groups[g].may_drop ? 0 : 1);
       used += groups[g].heads * costs.bits[out[g][c]];
     }
   }
@@ -120,6 +123,25 @@ std::vector<uint8_t> MixedBits(int rank, double hi_fraction, int hi_bit, int lo_
   const int n_hi = std::min(rank, std::max(1, static_cast<int>(std::floor(rank * hi_fraction))));
   std::vector<uint8_t> bits(rank, static_cast<uint8_t>(lo_bit));
   std::fill_n(bits.begin(), n_hi, static_cast<uint8_t>(hi_bit));
+  return bits;
+}
+
+std::vector<uint8_t> ScheduleBits(int rank, bool explicit_rank) {
+  constexpr int kRuns = 8;
+  const int schedule[kRuns] = {8, 4, 2, 1, 1, 0, 0, 0};
+  const int least = 4 * kRuns;
+  if (rank < least && explicit_rank) {
+    throw ConfigError("rank=" + std::to_string(rank) + " is too small for the schedule of " +
+                      std::to_string(kRuns) + " runs; allowed are " + std::to_string(least) +
+                      " or more, or rank=none");
+  }
+  std::vector<uint8_t> bits;
+  const int runs = std::min(kRuns, rank);
+  for (int run = 0; run < runs; ++run) {
+    const int length = rank / runs + (run < rank % runs ? 1 : 0);
+    const int b = schedule[run] == 0 && rank < least ? 1 : schedule[run];
+    bits.insert(bits.end(), static_cast<size_t>(length), static_cast<uint8_t>(b));
+  }
   return bits;
 }
 

@@ -20,11 +20,17 @@ double ScaleBits(ScaleFormat scales, int group_size);
 // lo_bit.
 std::vector<uint8_t> MixedBits(int rank, double hi_fraction, int hi_bit, int lo_bit);
 
+// SVDq's schedule (arXiv 2502.15304 as the reference ships it): the rank is cut into 8 runs, the
+// first rank mod 8 of them one longer, with 8, 4, 2, 1, 1, 0, 0, 0 bits. Below rank 32 the zeros
+// become 1 bit; `explicit_rank` makes that a ConfigError.
+std::vector<uint8_t> ScheduleBits(int rank, bool explicit_rank);
+
 // One head group, as the allocation sees it.
 struct ChannelGroup {
   std::vector<double> variance;  // [rank], descending
   int heads = 1;                 // a channel costs its bits once per head
   int head_dim = 0;              // elements that the budget counts
+  bool may_drop = true;          // channels may get 0 bits
 };
 
 // Reverse water-filling over the channels of all groups: minimises sum heads * variance *

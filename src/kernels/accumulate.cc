@@ -178,15 +178,16 @@ void AddZeros(const AccumulateArgs& args, const float* z, int64_t stride, float*
   }
 }
 
-// Groups of 8 and 16 tokens: the scales change within a block, so channels are decoded first.
-void AccumulateSmallGroups(const AccumulateArgs& args, const uint8_t* page, const float* p) {
+// Scales change within a block (groups of 8 and 16 tokens, scales per token): channels are decoded
+// first.
+void AccumulateDecoded(const AccumulateArgs& args, const uint8_t* page, int block, const float* p) {
   const DF df;
   const hn::CappedTag<float, 4> d4;
   const PagePlan& plan = *args.run.plan;
   alignas(64) float values[kLanes * kBlockTokens] = {};
   for (int c = 0; c < plan.rank; c += kLanes) {
     const int n = Least(kLanes, plan.rank - c);
-    DecodeChannels(plan, page, 0, c, c + n, values);
+    DecodeChannels(plan, page, block, c, c + n, values);
     for (int i = 0; i < args.rows; ++i) {
       const float* weights = p + i * args.p_stride;
       for (int k = 0; k < n; k += 4) {
@@ -212,9 +213,10 @@ void AccumulateSmallGroups(const AccumulateArgs& args, const uint8_t* page, cons
 void Accumulate(const AccumulateArgs& args) {
   const DF df;
   const PagePlan& plan = *args.run.plan;
-  if (!plan.raw && plan.groups() > 1) {
-    for (int page = 0; page < args.run.n_pages; ++page) {
-      AccumulateSmallGroups(args, args.run.pages[page], args.p + page * kBlockTokens);
+  if (!plan.raw && (plan.groups() > 1 || plan.token_scaled())) {
+    for (int i = 0; i < args.run.n_pages * plan.blocks(); ++i) {
+      AccumulateDecoded(args, args.run.pages[i / plan.blocks()], i % plan.blocks(),
+                        args.p + i * kBlockTokens);
     }
     return;
   }

@@ -57,13 +57,34 @@ struct DecodeTask {
   }
 };
 
+// out[channel][token] = a_token * out + z_token for the channels [c, end) of one block.
+HWY_INLINE void ApplyTokenScales(const PagePlan& plan, const uint8_t* page, int block, int c,
+                                 int end, float* out) {
+  const DF df;
+  for (int t = 0; t < kBlockTokens; t += kLanes) {
+    VF a = hn::Zero(df), z = hn::Zero(df);
+    for (int k = c; k < end; ++k) {
+      if (k == c || k % kRunChannels == 0) {
+        LoadTokenScales(plan, page, plan.channel_runs() > 1 ? k / kRunChannels : 0,
+                        block * kBlockTokens + t, a, z);
+      }
+      float* const value = out + (k - c) * kBlockTokens + t;
+      hn::StoreU(hn::MulAdd(hn::LoadU(df, value), a, z), df, value);
+    }
+  }
+}
+
 // Values of channels [c, end), at most kLanes of them, of one block: out[(channel - c) * 32 +
 // token]. Any group size.
 HWY_INLINE void DecodeChannels(const PagePlan& plan, const uint8_t* page, int block, int c, int end,
                                float* out) {
   constexpr int kMostGroups = kBlockTokens / 8;
   alignas(64) float a[kMostGroups * kLanes], z[kMostGroups * kLanes];
-  if (!plan.raw) {
+  const bool token_scaled = plan.token_scaled() && !plan.raw;
+  if (token_scaled) {
+    hn::Store(hn::Set(DF(), 1.0f), DF(), a);
+    hn::Store(hn::Zero(DF()), DF(), z);
+  } else if (!plan.raw) {
     const int groups = plan.group_size < kBlockTokens ? kBlockTokens / plan.group_size : 1;
     const int first = block * kBlockTokens / plan.group_size;
     for (int g = 0; g < groups; ++g) {
@@ -75,6 +96,7 @@ HWY_INLINE void DecodeChannels(const PagePlan& plan, const uint8_t* page, int bl
   }
   DecodeTask task{plan, page + static_cast<size_t>(block) * plan.block_bytes, a, z, end, c, out};
   while (task.c < end) ForBits(plan.bits[task.c], task);
+  if (token_scaled) ApplyTokenScales(plan, page, block, c, end, out);
 }
 
 HWY_INLINE int Least(int a, int b) { return a < b ? a : b; }

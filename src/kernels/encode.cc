@@ -15,6 +15,7 @@
 #include <limits>
 
 #include "base/fp16.h"
+#include "kernels/encode_scalar.h"
 #include "kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -25,12 +26,6 @@ namespace {
 
 using D8F = hn::CappedTag<float, 8>;  // group sizes are multiples of 8
 constexpr int kLanes8 = static_cast<int>(hn::MaxLanes(D8F()));
-
-HWY_INLINE float Clamp(float x, float low, float high) {
-  return x < low ? low : (x > high ? high : x);
-}
-
-HWY_INLINE uint16_t SaturatedF16(float x) { return F32ToF16(Clamp(x, -kMaxF16, kMaxF16)); }
 
 HWY_INLINE void MinMax(const float* x, int n, float& min, float& max) {
   const D8F d;
@@ -173,6 +168,7 @@ HWY_INLINE void EncodeRaw(const float* x, int bits, uint8_t* to) {
 }
 
 void EncodePage(const PagePlan& plan, const float* x, int64_t x_stride, uint8_t* page) {
+  if (plan.token_scaled() && !plan.raw) return EncodeTokenScaled(plan, x, x_stride, page);
   const int per_step = plan.group_size < kBlockTokens ? plan.group_size : kBlockTokens;
   for (int c = 0; c < plan.rank; ++c, x += x_stride) {
     const int bits = plan.bits[c];

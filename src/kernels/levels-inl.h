@@ -145,6 +145,24 @@ HWY_INLINE void LoadScales(const PagePlan& plan, const uint8_t* page, int group,
   }
 }
 
+// a and z of kLanes tokens from token t of the page on, for a format whose scales belong to tokens.
+HWY_INLINE void LoadTokenScales(const PagePlan& plan, const uint8_t* page, int run, int t, VF& a,
+                                VF& z) {
+  const DF df;
+  const VF half = hn::Set(df, 0.5f);
+  const uint8_t* scales = page + plan.code_bytes();
+  if (plan.scales == ScaleFormat::kTokenMinMax) {
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(scales);
+    const int i = run * plan.page_tokens + t;
+    a = LoadF16(halves + i);
+    z = hn::MulAdd(a, half, LoadF16(halves + plan.channel_runs() * plan.page_tokens + i));
+  } else {
+    const float* factors = reinterpret_cast<const float*>(scales);
+    a = hn::Mul(hn::LoadU(df, factors + t), hn::LoadU(df, factors + plan.page_tokens + t));
+    z = hn::Mul(a, half);
+  }
+}
+
 // Calls task.Channels<bits>() for bits known only at run time.
 template <class Task>
 HWY_INLINE void ForBits(int bits, Task& task) {

@@ -7,21 +7,13 @@
 
 #include "base/fp16.h"
 #include "codec/page_plan.h"
+#include "kernels/encode_scalar.h"
 #include "kernels/kernels.h"
 
 namespace palu {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-
-// Widths of the planes of a channel of `bits` bits, in storage order; returns their number.
-int PlaneWidths(int bits, int widths[4]) {
-  int n = 0;
-  for (int width = 8; width > 0; width /= 2) {
-    if (bits & width) widths[n++] = width;
-  }
-  return n;
-}
 
 // Code of token `t` (0..31) of a channel whose block starts at `codes`.
 int ReadCode(const uint8_t* codes, int bits, int t) {
@@ -38,18 +30,6 @@ int ReadCode(const uint8_t* codes, int bits, int t) {
   return code;
 }
 
-// ORs the code of token `t` into a channel's block, which starts as zeros.
-void WriteCode(uint8_t* codes, int bits, int t, int code) {
-  int widths[4];
-  const int n = PlaneWidths(bits, widths);
-  for (int i = 0; i < n; ++i) {
-    const int p = widths[i];
-    codes[t % (4 * p)] |= static_cast<uint8_t>((code & ((1 << p) - 1)) << (p * (t / (4 * p))));
-    code >>= p;
-    codes += 4 * p;
-  }
-}
-
 template <typename T>
 T Load(const uint8_t* from) {
   T value;
@@ -57,19 +37,32 @@ T Load(const uint8_t* from) {
   return value;
 }
 
-template <typename T>
-void Store(uint8_t* to, T value) {
-  std::memcpy(to, &value, sizeof(value));
-}
-
 // value = a * level + z for the tokens of `group`.
 struct Affine {
   float a, z;
 };
 
-Affine ReadScale(const PagePlan& plan, const uint8_t* page, int group, int channel) {
+// Scales of token `t`, for formats where they belong to tokens.
+Affine ReadTokenScale(const PagePlan& plan, const uint8_t* page, int t, int channel) {
   const uint8_t* scales = page + plan.code_bytes();
-  const int i = group * plan.rank + channel;
+  Affine affine;
+  if (plan.scales == ScaleFormat::kTokenMinMax) {
+    const int i = channel / kRunChannels * plan.page_tokens + t;
+    const uint8_t* zeros = scales + 2 * plan.channel_runs() * plan.page_tokens;
+    affine.a = F16ToF32(Load<uint16_t>(scales + 2 * i));
+    affine.z = F16ToF32(Load<uint16_t>(zeros + 2 * i)) + affine.a * 0.5f;
+  } else {
+    affine.a = Load<float>(scales + 4 * t) * Load<float>(scales + 4 * (plan.page_tokens + t));
+    affine.z = affine.a * 0.5f;
+  }
+  return affine;
+}
+
+// Scales of the token group of token `t`, or of the token itself.
+Affine ReadScale(const PagePlan& plan, const uint8_t* page, int t, int channel) {
+  if (plan.token_scaled()) return ReadTokenScale(plan, page, t, channel);
+  const uint8_t* scales = page + plan.code_bytes();
+  const int i = t / plan.group_size * plan.rank + channel;
   Affine affine;
   if (plan.scales == ScaleFormat::kMinMax) {
     const uint8_t* zeros = scales + 2 * plan.groups() * plan.rank;
@@ -94,7 +87,7 @@ float Decode(const PagePlan& plan, const uint8_t* page, int channel, int t) {
       page + static_cast<size_t>(t / kBlockTokens) * plan.block_bytes + plan.code_offset[channel];
   if (bits == 16) return F16ToF32(Load<uint16_t>(codes + 2 * in_block));
   if (bits == 32) return Load<float>(codes + 4 * in_block);
-  const Affine affine = ReadScale(plan, page, t / plan.group_size, channel);
+  const Affine affine = ReadScale(plan, page, t, channel);
   return affine.a * static_cast<float>(Level(plan, bits, ReadCode(codes, bits, in_block))) +
          affine.z;
 }
@@ -148,10 +141,6 @@ void DecodeBlockTokens(const PagePlan& plan, const uint8_t* page, int block, flo
 
 // --- encode ---
 
-// Latents reach sqrt(head_dim) times the fp16 range of K and V; what is stored of them stays
-// finite.
-uint16_t SaturatedF16(float x) { return F32ToF16(std::clamp(x, -kMaxF16, kMaxF16)); }
-
 // Root mean square of n values (a multiple of 8). The order of the sum is part of the format's
 // definition: eight partial sums, then those in order, so that every implementation gets the same
 // scale.
@@ -174,8 +163,8 @@ Affine WriteScale(const PagePlan& plan, const float* x, int group, int channel, 
     const float steps = static_cast<float>((1 << plan.bits[channel]) - 1);
     const uint16_t scale = SaturatedF16((*max - *min) / steps);
     const uint16_t zero = SaturatedF16((*min * 0.5f + *max * 0.5f) + 0.0f);  // never -0
-    Store(scales + 2 * i, scale);
-    Store(scales + 2 * (plan.groups() * plan.rank + i), zero);
+    StoreScalar(scales + 2 * i, scale);
+    StoreScalar(scales + 2 * (plan.groups() * plan.rank + i), zero);
     return {F16ToF32(scale), F16ToF32(zero)};
   }
   const uint8_t scale = Log8FromFloat(RootMeanSquare(x, n));
@@ -198,6 +187,7 @@ int NearestCode(const PagePlan& plan, int bits, const Affine& affine, float x) {
 }
 
 void EncodePage(const PagePlan& plan, const float* x, int64_t x_stride, uint8_t* page) {
+  if (plan.token_scaled() && !plan.raw) return EncodeTokenScaled(plan, x, x_stride, page);
   std::memset(page, 0, plan.page_bytes());
   for (int c = 0; c < plan.rank; ++c) {
     const float* latents = x + c * x_stride;
@@ -211,9 +201,9 @@ void EncodePage(const PagePlan& plan, const float* x, int64_t x_stride, uint8_t*
       uint8_t* codes =
           page + static_cast<size_t>(t / kBlockTokens) * plan.block_bytes + plan.code_offset[c];
       if (bits == 16) {
-        Store(codes + 2 * in_block, SaturatedF16(latents[t]));
+        StoreScalar(codes + 2 * in_block, SaturatedF16(latents[t]));
       } else if (bits == 32) {
-        Store(codes + 4 * in_block, latents[t]);
+        StoreScalar(codes + 4 * in_block, latents[t]);
       } else {
         WriteCode(codes, bits, in_block, NearestCode(plan, bits, affine, latents[t]));
       }

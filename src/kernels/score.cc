@@ -134,8 +134,9 @@ void FoldScales(const PagePlan& plan, const uint8_t* page, const ScoreArgs& args
   for (int i = 0; i < args.rows; ++i) base[i] = hn::GetLane(hn::SumOfLanes(df, sums[i]));
 }
 
-// Groups of 8 and 16 tokens: the scales change within a block, so channels are decoded first.
-void ScoreSmallGroups(const ScoreArgs& args, const uint8_t* page, float* out) {
+// Scales change within a block (groups of 8 and 16 tokens, scales per token): channels are decoded
+// first.
+void ScoreDecoded(const ScoreArgs& args, const uint8_t* page, int block, float* out) {
   const DF df;
   const PagePlan& plan = *args.run.plan;
   alignas(64) float values[kLanes * kBlockTokens];
@@ -144,7 +145,7 @@ void ScoreSmallGroups(const ScoreArgs& args, const uint8_t* page, float* out) {
   }
   for (int c = 0; c < plan.rank; c += kLanes) {
     const int n = Least(kLanes, plan.rank - c);
-    DecodeChannels(plan, page, 0, c, c + n, values);
+    DecodeChannels(plan, page, block, c, c + n, values);
     for (int i = 0; i < args.rows; ++i) {
       const float* q = args.q + i * args.q_stride + c;
       float* to = out + i * args.out_stride;
@@ -164,8 +165,10 @@ void Score(const ScoreArgs& args) {
   for (int p = 0; p < args.run.n_pages; ++p) {
     const uint8_t* page = args.run.pages[p];
     float* out = args.out + static_cast<int64_t>(p) * plan.page_tokens;
-    if (!plan.raw && plan.groups() > 1) {
-      ScoreSmallGroups(args, page, out);
+    if (!plan.raw && (plan.groups() > 1 || plan.token_scaled())) {
+      for (int block = 0; block < plan.blocks(); ++block) {
+        ScoreDecoded(args, page, block, out + block * kBlockTokens);
+      }
       continue;
     }
     const uint8_t* next = p + 1 < args.run.n_pages ? args.run.pages[p + 1] : page;

@@ -81,6 +81,15 @@ void SetBits(const Option& o, KVCacheConfig& c, std::string_view text) {
     c.bit_plan = BitPlan::kMixed;
     return;
   }
+  if (text == "schedule") {
+    c.bit_plan = BitPlan::kSchedule;
+    return;
+  }
+  if (const auto bits = ParseNumber<int>(text)) {
+    c.bit_plan = BitPlan::kUniform;
+    c.uniform_bits = *bits;
+    return;
+  }
   if (!text.starts_with("auto:")) Refuse(o.key, text, o.allowed);
   const auto budget = ParseNumber<double>(text.substr(5));
   if (!budget) Refuse(o.key, text, o.allowed);
@@ -89,7 +98,17 @@ void SetBits(const Option& o, KVCacheConfig& c, std::string_view text) {
 }
 
 std::string GetBits(const KVCacheConfig& c) {
-  return c.bit_plan == BitPlan::kMixed ? "mixed" : "auto:" + NumberText(c.auto_bits);
+  switch (c.bit_plan) {
+    case BitPlan::kMixed:
+      return "mixed";
+    case BitPlan::kSchedule:
+      return "schedule";
+    case BitPlan::kUniform:
+      return std::to_string(c.uniform_bits);
+    case BitPlan::kAuto:
+      break;
+  }
+  return "auto:" + NumberText(c.auto_bits);
 }
 
 void SetBytes(const Option& o, KVCacheConfig& c, std::string_view text) {
@@ -109,6 +128,11 @@ void SetBytes(const Option& o, KVCacheConfig& c, std::string_view text) {
 const std::vector<Option>& Options() {
   using C = KVCacheConfig;
   static const std::vector<Option> options = {
+      EnumOption("basis", "latents are projections on principal axes, plain channels, a rotation",
+                 "fit, none or hadamard", &C::basis,
+                 {{"fit", BasisKind::kFit},
+                  {"none", BasisKind::kNone},
+                  {"hadamard", BasisKind::kHadamard}}),
       {"rank", "channels kept per head group; none = by energy_threshold",
        "none or a whole number from 1 to head_dim", SetRank,
        [](const C& c) { return c.rank ? std::to_string(*c.rank) : "none"; }},
@@ -133,8 +157,11 @@ const std::vector<Option>& Options() {
                    "a whole number from -1 to 1048576", &C::fit_tokens),
       EnumOption("quantize_values", "false keeps the latents of V in fp16", "true or false",
                  &C::quantize_values, {{"true", true}, {"false", false}}),
-      {"bits", "bits per channel: hi_bit/lo_bit, or water-filling for a budget of codes + scales",
-       "mixed or auto:B with 0.25 <= B <= 8", SetBits, GetBits},
+      {"bits",
+       "bits per channel: water-filling for a budget of codes + scales, hi_bit/lo_bit, the same "
+       "everywhere, or SVDq's",
+       "auto:B with 0.25 <= B <= 8, mixed, a whole number from 1 to 8, or schedule", SetBits,
+       GetBits},
       NumberOption("hi_bit", "bits of the leading channels (bits=mixed)",
                    "a whole number from 1 to 8", &C::hi_bit),
       NumberOption("lo_bit", "bits of the other channels (bits=mixed)",
@@ -189,10 +216,9 @@ void ApplyPreset(KVCacheConfig& c, const MethodRow& row, std::string_view name) 
 }  // namespace
 
 KVCacheConfig KVCacheConfig::Parse(std::string_view text) {
-  KVCacheConfig config;
   const size_t colon = text.find(':');
-  config.method = std::string(text.substr(0, colon));
-  const MethodRow& row = FindMethod(config.method);
+  const MethodRow& row = FindMethod(text.substr(0, colon));
+  KVCacheConfig config = DefaultConfig(row);
   bool bits_given = false, mixed_given = false;
   if (colon != std::string_view::npos) {
     std::vector<std::string_view> parts = Split(text.substr(colon + 1), ',');
@@ -208,9 +234,11 @@ KVCacheConfig KVCacheConfig::Parse(std::string_view text) {
       }
       const std::string_view key = parts[i].substr(0, equals);
       const Option& option = FindOption(key);
-      if (!row.encodes() && key != "max_bytes") {
+      if (!row.takes(key)) {
+        std::vector<std::string> keys;
+        for (const std::string_view other : Split(row.options, ' ')) keys.emplace_back(other);
         throw ConfigError("option " + std::string(key) + " does not apply to method " + row.name +
-                          ", which stores tokens as they are; it takes only max_bytes");
+                          "; it takes " + Join(keys, ", "));
       }
       option.set(option, config, parts[i].substr(equals + 1));
       bits_given |= key == "bits";
@@ -229,12 +257,13 @@ KVCacheConfig KVCacheConfig::Parse(std::string_view text) {
 }
 
 void KVCacheConfig::Validate() const {
-  FindMethod(method);
+  const MethodRow& row = FindMethod(method);
   Require(*this, "rank", !rank || *rank >= 1);
   Require(*this, "energy_threshold", energy_threshold > 0 && energy_threshold <= 1);
   Require(*this, "n_head_groups", n_head_groups >= 1);
   Require(*this, "fit_tokens", fit_tokens >= -1 && fit_tokens <= (1 << 20));
-  Require(*this, "bits", bit_plan == BitPlan::kMixed || (auto_bits >= 0.25 && auto_bits <= 8));
+  Require(*this, "bits", bit_plan != BitPlan::kAuto || (auto_bits >= 0.25 && auto_bits <= 8));
+  Require(*this, "bits", bit_plan != BitPlan::kUniform || (uniform_bits >= 1 && uniform_bits <= 8));
   Require(*this, "hi_bit", hi_bit >= 1 && hi_bit <= 8);
   Require(*this, "lo_bit", lo_bit >= 1 && lo_bit <= 8);
   Require(*this, "hi_fraction", hi_fraction >= 0 && hi_fraction <= 1);
@@ -249,6 +278,19 @@ void KVCacheConfig::Validate() const {
                       " and hi_bit=" + std::to_string(hi_bit) +
                       " contradict each other; lo_bit must be at most hi_bit");
   }
+  // Only latents along principal axes differ enough to be given different bits.
+  const int most = row.keys.codec == Codec::kSigns ? 4 : 8;
+  const bool equal = row.encodes() && row.keys.transform != Transform::kLowRank;
+  if (equal && (bit_plan != BitPlan::kUniform || uniform_bits > most)) {
+    throw ConfigError("option bits=" + GetBits(*this) + " does not apply to method " + row.name +
+                      "; it must be a whole number from 1 to " + std::to_string(most));
+  }
+  const bool ordered = basis == BasisKind::kFit;
+  if (!ordered && (rank || bit_plan == BitPlan::kMixed || bit_plan == BitPlan::kSchedule)) {
+    throw ConfigError(
+        "options rank, bits=mixed and bits=schedule need basis=fit, given was basis=" +
+        FindOption("basis").get(*this));
+  }
 }
 
 void KVCacheConfig::ValidateFor(int head_dim) const {
@@ -259,18 +301,19 @@ void KVCacheConfig::ValidateFor(int head_dim) const {
   }
 }
 
+bool KVCacheConfig::Encodes() const { return FindMethod(method).encodes(); }
+
 std::string KVCacheConfig::ToString() const {
-  const KVCacheConfig defaults;
+  const MethodRow& row = FindMethod(method);
+  const KVCacheConfig defaults = DefaultConfig(row);
   std::string text = method;
   const char* separator = ":";
   for (const Option& option : Options()) {
     const std::string value = option.get(*this);
     const std::string_view key = option.key;
     const bool mixed_only = key == "hi_bit" || key == "lo_bit" || key == "hi_fraction";
-    if (mixed_only && bit_plan == BitPlan::kAuto) continue;
+    if (!row.takes(key) || (mixed_only && bit_plan != BitPlan::kMixed)) continue;
     if (value == option.get(defaults) && !(mixed_only || key == "bits")) continue;
-    if (key == "bits" && !FindMethod(method).encodes()) continue;
-    if (mixed_only && !FindMethod(method).encodes()) continue;
     text += separator + std::string(key) + "=" + value;
     separator = ",";
   }

@@ -5,25 +5,38 @@
 #include "base/fp16.h"
 #include "fit/basis.h"
 #include "fit/bit_plan.h"
+#include "palu/errors.h"
 
 namespace palu {
 namespace {
 
+ScaleFormat Scales(const KVCacheConfig& config, Codec codec) {
+  switch (codec) {
+    case Codec::kTokenScalar:
+      return ScaleFormat::kTokenMinMax;
+    case Codec::kSigns:
+      return ScaleFormat::kTokenFactors;
+    default:
+      return config.scales;
+  }
+}
+
 // One side: axes of every group, then ranks, then bits over all groups together, then plans.
 class SideFit {
  public:
-  SideFit(const KVCacheConfig& config, const std::vector<HeadRange>& ranges,
-          const std::vector<Moments>& moments)
-      : config_(config), ranges_(ranges) {
-    for (const Moments& m : moments) axes_.push_back(FitPrincipalAxes(m));
-    std::vector<int> ranks;
-    for (size_t g = 0; g < axes_.size(); ++g) ranks.push_back(OwnRank(axes_[g], moments[g].rows));
-    ranks_ = AgreeOnRanks(std::move(ranks), config.rank_policy);
+  SideFit(const KVCacheConfig& config, const SideMethod& method, int dim,
+          const std::vector<HeadRange>& ranges, const std::vector<Moments>& moments)
+      : config_(config), method_(method), ranges_(ranges) {
+    for (size_t g = 0; g < ranges_.size(); ++g) {
+      axes_.push_back(MakeAxes(dim, moments.empty() ? nullptr : &moments[g]));
+      const double rows = moments.empty() ? 0 : moments[g].rows;
+      ranks_.push_back(OwnRank(axes_[g], rows));
+    }
+    ranks_ = AgreeOnRanks(std::move(ranks_), config.rank_policy);
   }
 
-  // raw_latents: fp16 latents instead of codes.
-  SideCodec Make(bool raw_latents, int page_tokens) const {
-    const std::vector<std::vector<uint8_t>> bits = raw_latents ? RawBits() : CodeBits();
+  SideCodec Make(int page_tokens) const {
+    const std::vector<std::vector<uint8_t>> bits = Bits();
     SideCodec side;
     for (size_t g = 0; g < ranges_.size(); ++g) {
       side.groups.push_back(MakeGroup(g, bits[g], page_tokens));
@@ -34,31 +47,66 @@ class SideFit {
   }
 
  private:
+  PrincipalAxes MakeAxes(int dim, const Moments* moments) const {
+    switch (method_.transform) {
+      case Transform::kIdentity:
+        return IdentityAxes(dim);
+      case Transform::kRotation:
+        return AxesAlong(RandomHadamard(dim), *moments);
+      case Transform::kLowRank:
+        break;
+    }
+    switch (config_.basis) {
+      case BasisKind::kNone:
+        return AxesAlong(IdentityAxes(dim).vectors, *moments);
+      case BasisKind::kHadamard:
+        return AxesAlong(RandomHadamard(dim), *moments);
+      default:
+        return FitPrincipalAxes(*moments);
+    }
+  }
+
+  // Channels of the latent. Only principal axes are ordered by what they hold.
+  bool ordered() const {
+    return method_.transform == Transform::kLowRank && config_.basis == BasisKind::kFit;
+  }
+
   int OwnRank(const PrincipalAxes& axes, double rows) const {
-    if (config_.rank) return *config_.rank;
+    const int all = static_cast<int>(axes.variance.size());
+    if (!ordered()) return all;
+    if (config_.rank) return std::min(*config_.rank, all);
     return EnergyRank(axes.Sigma(rows), config_.energy_threshold, config_.energy_rule);
   }
 
-  std::vector<std::vector<uint8_t>> RawBits() const {
-    std::vector<std::vector<uint8_t>> bits;
-    for (const int rank : ranks_) bits.emplace_back(rank, uint8_t{16});
-    return bits;
+  bool raw() const {
+    return method_.codec == Codec::kF16 || (method_.may_stay_fp16 && !config_.quantize_values);
   }
 
-  std::vector<std::vector<uint8_t>> CodeBits() const {
+  std::vector<std::vector<uint8_t>> Bits() const {
     std::vector<std::vector<uint8_t>> bits;
-    if (config_.bit_plan == BitPlan::kMixed) {
-      for (const int rank : ranks_) {
-        bits.push_back(MixedBits(rank, config_.hi_fraction, config_.hi_bit, config_.lo_bit));
+    const int fixed = raw() ? 16 : method_.fixed_bits;
+    for (size_t g = 0; g < ranks_.size(); ++g) {
+      if (fixed > 0) {
+        bits.emplace_back(ranks_[g], static_cast<uint8_t>(fixed));
+      } else if (config_.bit_plan == BitPlan::kUniform) {
+        bits.emplace_back(ranks_[g], static_cast<uint8_t>(config_.uniform_bits));
+      } else if (config_.bit_plan == BitPlan::kSchedule) {
+        bits.push_back(ScheduleBits(ranks_[g], config_.rank.has_value()));
+      } else if (config_.bit_plan == BitPlan::kMixed) {
+        bits.push_back(MixedBits(ranks_[g], config_.hi_fraction, config_.hi_bit, config_.lo_bit));
       }
-      return bits;
     }
+    return bits.empty() ? FilledBits() : bits;
+  }
+
+  std::vector<std::vector<uint8_t>> FilledBits() const {
     std::vector<ChannelGroup> groups;
     for (size_t g = 0; g < axes_.size(); ++g) {
       const auto& variance = axes_[g].variance;
       groups.push_back({{variance.begin(), variance.begin() + ranks_[g]},
                         ranges_[g].last - ranges_[g].first,
-                        static_cast<int>(variance.size())});
+                        static_cast<int>(axes_[g].dim()),
+                        config_.basis != BasisKind::kNone});
     }
     return WaterFill(groups, config_.scales, config_.group_size, config_.auto_bits);
   }
@@ -68,21 +116,26 @@ class SideFit {
     const PrincipalAxes& axes = axes_[g];
     GroupCodec group;
     group.heads = ranges_[g];
-    group.dim = static_cast<int>(axes.mean.size());
+    group.dim = axes.dim();
     group.mean.assign(axes.mean.begin(), axes.mean.end());
+    const bool identity =
+        method_.transform == Transform::kIdentity ||
+        (method_.transform == Transform::kLowRank && config_.basis == BasisKind::kNone);
     std::vector<uint8_t> kept;
     for (size_t c = 0; c < bits.size(); ++c) {
       if (bits[c] == 0) continue;
       kept.push_back(bits[c]);
       const double* axis = axes.vectors.data() + c * group.dim;
-      for (int d = 0; d < group.dim; ++d)
+      for (int d = 0; d < group.dim && !identity; ++d)
         group.basis.push_back(F32ToF16(static_cast<float>(axis[d])));
     }
-    group.plan = PagePlan::Make(std::move(kept), config_.scales, config_.group_size, page_tokens);
+    group.plan = PagePlan::Make(std::move(kept), Scales(config_, method_.codec), config_.group_size,
+                                page_tokens);
     return group;
   }
 
   const KVCacheConfig& config_;
+  const SideMethod& method_;
   const std::vector<HeadRange>& ranges_;
   std::vector<PrincipalAxes> axes_;
   std::vector<int> ranks_;
@@ -112,15 +165,22 @@ int SideCodec::max_rank() const {
   return rank;
 }
 
+int SideCodec::basis_rank() const {
+  int rank = 0;
+  for (const GroupCodec& g : groups) rank = std::max(rank, g.basis.empty() ? 0 : g.rank());
+  return rank;
+}
+
 double SideCodec::CodeBits() const { return BitsPerElement(*this, false); }
 double SideCodec::StoredBits() const { return BitsPerElement(*this, true); }
 
-std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const LayerMoments& moments,
+std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const MethodRow& method,
+                                           int dim_k, int dim_v, const LayerMoments& moments,
                                            const MemoryAccountPtr& account) {
   const int page_tokens = std::max(kBlockTokens, config.group_size);
   auto codec = std::make_shared<LayerCodec>();
-  codec->k = SideFit(config, moments.groups, moments.k).Make(false, page_tokens);
-  codec->v = SideFit(config, moments.groups, moments.v).Make(!config.quantize_values, page_tokens);
+  codec->k = SideFit(config, method.keys, dim_k, moments.groups, moments.k).Make(page_tokens);
+  codec->v = SideFit(config, method.values, dim_v, moments.groups, moments.v).Make(page_tokens);
   std::vector<const PagePlan*> k_plans, v_plans;
   for (const int g : codec->k.group_of_head) k_plans.push_back(&codec->k.groups[g].plan);
   for (const int g : codec->v.group_of_head) v_plans.push_back(&codec->v.groups[g].plan);

@@ -16,11 +16,12 @@ namespace palu {
 
 // Transform and codec of the heads [heads.first, heads.last) of one side:
 //   latent = basis (x - mean),   x ~ basis^T latent + mean
+// An empty mean is zero, an empty basis the identity.
 struct GroupCodec {
   HeadRange heads;
   int dim = 0;                  // D
-  std::vector<float> mean;      // [D]
-  std::vector<uint16_t> basis;  // [rank][D] fp16, orthonormal rows
+  std::vector<float> mean;      // [D] or empty
+  std::vector<uint16_t> basis;  // [rank][D] fp16 or empty; orthonormal rows, or columns if rank > D
   PagePlan plan;                // rank, bits, offsets
 
   int rank() const { return plan.rank; }
@@ -32,6 +33,7 @@ struct SideCodec {
 
   const GroupCodec& head(int h) const { return groups[group_of_head[h]]; }
   int max_rank() const;
+  int basis_rank() const;  // largest rank of a basis, 0 where there is none
   // Bits per element of K (or V) over all heads: of codes, and of codes + scales.
   double CodeBits() const;
   double StoredBits() const;
@@ -47,15 +49,17 @@ struct LayerCodec {
 };
 
 // Moments of every head group of both sides; the keys' already averaged where the config asks for
-// it.
+// it. A method whose sides are identities needs none.
 struct LayerMoments {
   std::vector<HeadRange> groups;
-  std::vector<Moments> k, v;  // one per group
+  std::vector<Moments> k, v;  // one per group, or none
 };
 
-// Runs the fit: principal axes, ranks, bits, plans. Deterministic in the moments.
-// Cost: 2 * groups eigenproblems. Throws MemoryError.
-std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const LayerMoments& moments,
+// Runs the fit: axes, ranks, bits, plans. Deterministic in the moments. dim_k, dim_v: head dims.
+// Cost: 2 * groups eigenproblems. Throws MemoryError; ConfigError when the data gives a rank that
+// the options exclude.
+std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const MethodRow& method,
+                                           int dim_k, int dim_v, const LayerMoments& moments,
                                            const MemoryAccountPtr& account);
 
 // The pages of the exact window: every head raw, in 16 or 32 bits.

@@ -3,12 +3,15 @@
 #include <string>
 #include <vector>
 
+#include "base/text.h"
 #include "kernels/kernels.h"
 #include "palu/errors.h"
 #include "palu/methods.h"
 
 namespace palu {
 namespace {
+
+constexpr int kEveryHead = 1 << 20;  // head groups: clamped to the heads
 
 // What the reference ships (docs/method.md): fitted on the rotated keys of whatever comes first,
 // nothing kept exact.
@@ -28,21 +31,90 @@ void ApplyReference(KVCacheConfig& c) {
   c.recent_tokens = 0;
 }
 
+// All siblings share the min/max quantiser over 32 tokens and wait exactly for full groups.
+void MinMaxDefaults(KVCacheConfig& c) {
+  c.scales = ScaleFormat::kMinMax;
+  c.group_size = 32;
+  c.bit_plan = BitPlan::kUniform;
+  c.uniform_bits = 2;
+  c.key_fit = KeyFit::kPrompt;
+  c.fit_tokens = 0;
+  c.sink_tokens = 0;
+  c.recent_tokens = 0;
+}
+
+// arXiv 2402.02750: the last `residual_length` tokens stay exact.
+void KiviDefaults(KVCacheConfig& c) {
+  MinMaxDefaults(c);
+  c.recent_tokens = 128;
+}
+
+// arXiv 2502.15304.
+void SvdqDefaults(KVCacheConfig& c) {
+  MinMaxDefaults(c);
+  c.bit_plan = BitPlan::kSchedule;
+  c.energy_threshold = 0.95;
+  c.n_head_groups = kEveryHead;
+}
+
+// arXiv 2405.12497.
+void RabitqDefaults(KVCacheConfig& c) {
+  MinMaxDefaults(c);
+  c.uniform_bits = 1;
+  c.n_head_groups = kEveryHead;
+}
+
+constexpr char kUniformOptions[] = "bits group_size sink_tokens recent_tokens max_bytes";
+constexpr char kSvdqOptions[] =
+    "bits rank energy_threshold energy_rule key_fit fit_tokens group_size sink_tokens "
+    "recent_tokens max_bytes";
+constexpr char kRabitqOptions[] = "bits key_fit fit_tokens sink_tokens recent_tokens max_bytes";
+
 constexpr Preset kPaluPresets[] = {{"reference", ApplyReference}};
 
 constexpr MethodRow kTable[] = {
     {"fp32",
      {Transform::kIdentity, Codec::kF32, "as they are, 32 bits"},
      {Transform::kIdentity, Codec::kF32, "as they are, 32 bits"},
+     nullptr,
+     "max_bytes",
      {}},
     {"fp16",
      {Transform::kIdentity, Codec::kF16, "as they are, 16 bits"},
      {Transform::kIdentity, Codec::kF16, "as they are, 16 bits"},
+     nullptr,
+     "max_bytes",
      {}},
     {"palu",
      {Transform::kLowRank, Codec::kScalar, "latents of a basis per head group, packed codes"},
-     {Transform::kLowRank, Codec::kScalar, "the same, or fp16 latents"},
+     {Transform::kLowRank, Codec::kScalar, "the same, or fp16 latents", 0, true},
+     nullptr,
+     "*",
      kPaluPresets},
+    {"uniform",
+     {Transform::kIdentity, Codec::kScalar, "codes per channel and 32 tokens"},
+     {Transform::kIdentity, Codec::kScalar, "the same"},
+     MinMaxDefaults,
+     kUniformOptions,
+     {}},
+    {"kivi",
+     {Transform::kIdentity, Codec::kScalar, "codes per channel and 32 tokens"},
+     {Transform::kIdentity, Codec::kTokenScalar, "codes per token and 32 channels"},
+     KiviDefaults,
+     kUniformOptions,
+     {}},
+    {"svdq",
+     {Transform::kLowRank, Codec::kScalar, "latents of a basis per head, 8/4/2/1/1/0/0/0 bits"},
+     {Transform::kIdentity, Codec::kF16, "as they are, 16 bits"},
+     SvdqDefaults,
+     kSvdqOptions,
+     {}},
+    {"rabitq",
+     {Transform::kRotation, Codec::kSigns, "centred, rotated, signs and two factors per token"},
+     {Transform::kIdentity, Codec::kTokenScalar, "4-bit codes per token and 32 channels", 4},
+     RabitqDefaults,
+     kRabitqOptions,
+     {}},
 };
 
 }  // namespace
@@ -56,6 +128,21 @@ const MethodRow& FindMethod(std::string_view name) {
     names += std::string(names.empty() ? "" : ", ") + row.name;
   }
   throw ConfigError("method '" + std::string(name) + "' is unknown; the methods are " + names);
+}
+
+bool MethodRow::takes(std::string_view option) const {
+  if (std::string_view(options) == "*") return true;
+  for (const std::string_view key : Split(options, ' ')) {
+    if (key == option) return true;
+  }
+  return false;
+}
+
+KVCacheConfig DefaultConfig(const MethodRow& row) {
+  KVCacheConfig config;
+  config.method = row.name;
+  if (row.defaults) row.defaults(config);
+  return config;
 }
 
 std::vector<MethodInfo> ListMethods() {

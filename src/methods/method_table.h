@@ -13,18 +13,23 @@ namespace palu {
 enum class Transform {
   kIdentity,  // channels as they are
   kLowRank,   // latent = (x - mean) projected on a basis shared by a head group
+  kRotation,  // latent = a random rotation of (x - mean), the dimension padded to a power of two
 };
 
 enum class Codec {
-  kF32,     // exact, 32 bits
-  kF16,     // exact window format, 16 bits
-  kScalar,  // codes of 1..8 bits per channel, scales per token group
+  kF32,          // exact, 32 bits
+  kF16,          // exact window format, 16 bits
+  kScalar,       // codes of 1..8 bits per channel, scales per channel and token group
+  kTokenScalar,  // codes of 1..8 bits, scales per token and 32 channels
+  kSigns,        // codes of 1..4 bits, two factors per token
 };
 
 struct SideMethod {
   Transform transform;
   Codec codec;
-  const char* text;  // for listings
+  const char* text;            // for listings
+  int fixed_bits = 0;          // of every channel; 0 = as the config says
+  bool may_stay_fp16 = false;  // quantize_values=false applies
 };
 
 // A named set of options, applied to a default config.
@@ -36,10 +41,17 @@ struct Preset {
 struct MethodRow {
   const char* name;
   SideMethod keys, values;
+  void (*defaults)(KVCacheConfig&);  // what differs from those of KVCacheConfig; may be null
+  const char* options;               // keys that apply, separated by spaces; "*" = all
   std::span<const Preset> presets;
 
   // Methods without a codec to pack into keep every token in the exact window.
-  bool encodes() const { return keys.codec == Codec::kScalar; }
+  bool encodes() const { return keys.codec != Codec::kF32 && keys.codec != Codec::kF16; }
+  // The transforms need statistics of the tokens.
+  bool fits() const {
+    return keys.transform != Transform::kIdentity || values.transform != Transform::kIdentity;
+  }
+  bool takes(std::string_view option) const;
   // Format of the exact window.
   Codec window_codec() const { return encodes() ? Codec::kF16 : keys.codec; }
 };
@@ -47,6 +59,8 @@ struct MethodRow {
 std::span<const MethodRow> MethodTable();
 // Throws ConfigError listing the rows.
 const MethodRow& FindMethod(std::string_view name);
+// The config of a method before any option is given.
+KVCacheConfig DefaultConfig(const MethodRow& row);
 
 }  // namespace palu
 

@@ -1,0 +1,51 @@
+// File: encode_scalar.h - packing one value at a time: what the reference and the token-scaled
+// formats share.
+#ifndef PALU_SRC_KERNELS_ENCODE_SCALAR_H_
+#define PALU_SRC_KERNELS_ENCODE_SCALAR_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "base/fp16.h"
+#include "codec/page_plan.h"
+
+namespace palu {
+
+template <typename T>
+void StoreScalar(uint8_t* to, T value) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
+// Latents reach sqrt(head_dim) times the fp16 range of K and V; what is stored of them stays
+// finite.
+inline uint16_t SaturatedF16(float x) { return F32ToF16(std::clamp(x, -kMaxF16, kMaxF16)); }
+
+// Widths of the planes of a channel of `bits` bits, in storage order; returns their number.
+inline int PlaneWidths(int bits, int widths[4]) {
+  int n = 0;
+  for (int width = 8; width > 0; width /= 2) {
+    if (bits & width) widths[n++] = width;
+  }
+  return n;
+}
+
+// ORs the code of token `t` (0..31) into a channel's block, which starts as zeros.
+inline void WriteCode(uint8_t* codes, int bits, int t, int code) {
+  int widths[4];
+  const int n = PlaneWidths(bits, widths);
+  for (int i = 0; i < n; ++i) {
+    const int p = widths[i];
+    codes[t % (4 * p)] |= static_cast<uint8_t>((code & ((1 << p) - 1)) << (p * (t / (4 * p))));
+    code >>= p;
+    codes += 4 * p;
+  }
+}
+
+// Packs one page whose scales belong to tokens; arguments as KernelTable::encode_page. One
+// implementation for all targets: tokens are encoded once, and these formats are for comparison.
+void EncodeTokenScaled(const PagePlan& plan, const float* x, int64_t x_stride, uint8_t* page);
+
+}  // namespace palu
+
+#endif  // PALU_SRC_KERNELS_ENCODE_SCALAR_H_
