@@ -35,6 +35,7 @@ class Driver {
   virtual std::string cache_text() const = 0;
   virtual llama_context* context() const = 0;
   virtual void SetObserver(KvObserver observer) = 0;
+  virtual void SetQueryObserver(QueryObserver observer) = 0;
   virtual std::span<const KVCache> caches() const = 0;
 };
 

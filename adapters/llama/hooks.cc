@@ -141,6 +141,9 @@ void Hooks::OnAttention(const Node& node, ggml_tensor* t) {
     ours.resize(ggml_nelements(t));
     out.data = ours.data();
   }
+  if (query_observer_) {
+    query_observer_(node.layer, QueryView(t), position_, layer.rope ? *layer.rope : RopeParams{});
+  }
   caches_[slot].Attend({.q = QueryView(t),
                         .scale = attention.scale,
                         .soft_cap = attention.soft_cap,

@@ -41,6 +41,8 @@ class Hooks {
   // The observer may be empty; it must not throw anything but palu::Error.
   void set_observer(KvObserver observer) { observer_ = std::move(observer); }
 
+  void set_query_observer(QueryObserver observer) { query_observer_ = std::move(observer); }
+
   static bool Callback(ggml_tensor* t, bool ask, void* self);
 
  private:
@@ -62,6 +64,7 @@ class Hooks {
   std::vector<int> slot_of_layer_;  // -1: none
   std::vector<LayerState> state_;
   KvObserver observer_;
+  QueryObserver query_observer_;
   Shadow shadow_;
   int64_t position_ = 0;
   int tokens_ = 0;

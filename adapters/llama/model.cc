@@ -109,6 +109,8 @@ std::shared_ptr<const Model> Model::Load(const std::string& path, const ModelOpt
     throw FormatError(refused + error.what());
   }
   for (const LayerInfo& layer : impl.layers) impl.shape.layers.push_back(layer.shape);
+  impl.shape.model = impl.info.name + " (" + impl.info.architecture + ", " +
+                     std::to_string(impl.info.parameters) + " parameters)";
   impl.shape.context = options.context > 0 ? options.context : impl.info.train_context;
   return model;
 }

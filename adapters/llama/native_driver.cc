@@ -153,6 +153,9 @@ class NativeDriver : public Driver {
   void SetObserver(KvObserver observer) override {
     if (observer) throw StateError("llama.cpp's own cache cannot be observed; use one of ours");
   }
+  void SetQueryObserver(QueryObserver observer) override {
+    if (observer) throw StateError("llama.cpp's own cache cannot be observed; use one of ours");
+  }
   std::span<const KVCache> caches() const override { return {}; }
 
  private:

@@ -112,6 +112,9 @@ class OwnDriver : public Driver {
   std::string cache_text() const override { return config_.ToString(); }
   llama_context* context() const override { return context_.get(); }
   void SetObserver(KvObserver observer) override { hooks_.set_observer(std::move(observer)); }
+  void SetQueryObserver(QueryObserver observer) override {
+    hooks_.set_query_observer(std::move(observer));
+  }
   std::span<const KVCache> caches() const override { return caches_; }
 
  private:

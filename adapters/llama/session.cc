@@ -187,6 +187,9 @@ bool Session::own_cache() const { return !IsNativeCache(impl_->options.cache); }
 std::string Session::cache_text() const { return impl_->driver->cache_text(); }
 const Model& Session::model() const { return *impl_->model; }
 void Session::SetObserver(KvObserver observer) { impl_->driver->SetObserver(std::move(observer)); }
+void Session::SetQueryObserver(QueryObserver observer) {
+  impl_->driver->SetQueryObserver(std::move(observer));
+}
 std::span<const KVCache> Session::caches() const { return impl_->driver->caches(); }
 
 }  // namespace palu::llama

@@ -44,6 +44,10 @@ struct SessionStats {
 using KvObserver = std::function<void(int layer, const ConstTensor& k, const ConstTensor& v,
                                       int64_t position, const RopeParams& rope)>;
 
+// Sees the queries of every batch before they attend. q: [1, Hq, n, Dk] after RoPE, unscaled.
+using QueryObserver =
+    std::function<void(int layer, const ConstTensor& q, int64_t position, const RopeParams& rope)>;
+
 enum class LogitRows { kNone, kLast, kAll };
 
 // Threads: one at a time.
@@ -72,7 +76,9 @@ class Session {
   std::string cache_text() const;  // resolved
   const Model& model() const;
 
+  // Errors: StateError for llama:TYPE, whose rows are not ours to see.
   void SetObserver(KvObserver observer);
+  void SetQueryObserver(QueryObserver observer);
   // The caches, one per layer; empty for llama:TYPE.
   std::span<const KVCache> caches() const;
 

@@ -49,6 +49,7 @@ int Main(int argc, char** argv) {
   palu::app::AddRun(app, action);
   palu::app::AddInspect(app, action);
   palu::app::AddEval(app, action);
+  palu::app::AddFit(app, action);
   palu::app::AddMethods(app, action);
   try {
     app.parse(argc, argv);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "palu/cache.h"
@@ -16,6 +17,7 @@ struct ModelShape {
   int64_t context = 0;  // positions the context can reach (averaging of key moments); 0 = 32768
   int batch = 1;        // sequences per cache, B
   int threads = 0;      // OpenMP threads of each call; 0 = all
+  std::string model;    // name of the model, which that in a basis file has to equal; empty = any
 
   // n equal layers.
   static ModelShape Uniform(int n_layers, int kv_heads, int head_dim);
@@ -32,7 +34,8 @@ struct MemoryReport {
 // config).
 class KVCacheBuilder {
  public:
-  // Errors: ConfigError (options that do not fit the shape), InputError (shape out of range).
+  // Errors: ConfigError (options that do not fit the shape), InputError (shape out of range),
+  // FormatError (a basis file that cannot be read or is of another model).
   // Sliding-window layers keep their window exact whatever the method.
   static std::vector<KVCache> ForModel(const ModelShape& shape, const KVCacheConfig& config);
   // Memory of all caches that share the accounting of `cache`: those made by the same call, and

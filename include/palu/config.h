@@ -30,9 +30,15 @@ enum class BitPlan {
 };
 // What latents are projections on.
 enum class BasisKind {
-  kFit,       // principal axes of the data
+  kFit,       // principal axes of the sequence's first tokens
+  kFile,      // principal axes of the statistics in a basis file (calibration.h)
   kNone,      // the channels themselves, less their mean; a control
   kHadamard,  // a random rotation that knows nothing of the data; a control
+};
+// What errors of the keys are measured in when axes and bits are chosen.
+enum class KeyMetric {
+  kPlain,    // squares of the keys' errors
+  kQueries,  // squares of the scores' errors: weighed with the queries' second moment
 };
 // What scales the codes. The last two are those of sibling methods, which name them in the table.
 enum class ScaleFormat {
@@ -54,7 +60,9 @@ struct KVCacheConfig {
 
   // -- basis --
   BasisKind basis = BasisKind::kFit;
-  std::optional<int> rank;  // explicit r, 1..head_dim; none = energy rule
+  std::string basis_file;                    // kFile: its path
+  KeyMetric key_metric = KeyMetric::kPlain;  // kQueries needs a file
+  std::optional<int> rank;                   // explicit r, 1..head_dim; none = energy rule
   double energy_threshold =
       1.0;  // (0, 1]; share of energy kept; 1 = full rank, let the bits decide
   EnergyRule energy_rule = EnergyRule::kSum;

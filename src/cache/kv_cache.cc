@@ -1,6 +1,7 @@
 // KVCache: argument checks, then one Sequence per batch element.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 
 #include "base/tensor_io.h"
@@ -140,7 +141,7 @@ void KVCache::Clear() {
 KVCache KVCache::Fork() const { return KVCache(std::make_unique<KVCacheImpl>(*impl_)); }
 
 int64_t KVCache::nbytes() const {
-  int64_t bytes = 0;
+  int64_t bytes = impl_->shared_basis_bytes();
   for (const Sequence& sequence : impl_->sequences) bytes += sequence.nbytes();
   return bytes;
 }
@@ -150,6 +151,8 @@ CacheStats KVCache::Stats() const {
   const double batch = static_cast<double>(impl_->sequences.size());
   CacheStats stats;
   for (const Sequence& sequence : impl_->sequences) sequence.AddTo(stats);
+  stats.basis_bytes += impl_->shared_basis_bytes();
+  stats.nbytes += impl_->shared_basis_bytes();
   stats.tokens = size();
   stats.encoded_tokens = static_cast<int64_t>(stats.encoded_tokens / batch);
   stats.exact_tokens = static_cast<int64_t>(stats.exact_tokens / batch);
@@ -207,8 +210,43 @@ void CheckShape(const ModelShape& shape) {
   }
 }
 
+// The basis file that the config names, checked against the model; nothing if it names none.
+std::optional<Calibration> OpenBasis(const ModelShape& shape, const KVCacheConfig& config) {
+  if (config.basis != BasisKind::kFile) return std::nullopt;
+  Calibration basis = LoadCalibration(config.basis_file);
+  auto refuse = [&](const std::string& has, const std::string& needs) {
+    throw FormatError("the basis file " + config.basis_file + " " + has + "; the model " + needs +
+                      ". Write one for this model with `palu fit`");
+  };
+  if (!shape.model.empty() && basis.model != shape.model) {
+    refuse("is of the model '" + basis.model + "'", "is '" + shape.model + "'");
+  }
+  if (basis.layers.size() != shape.layers.size()) {
+    refuse("has " + std::to_string(basis.layers.size()) + " layers",
+           "has " + std::to_string(shape.layers.size()));
+  }
+  auto text = [](int heads, int dim_k, int dim_v, int window) {
+    return std::to_string(heads) + " KV heads of " + std::to_string(dim_k) + " and " +
+           std::to_string(dim_v) + " dims" +
+           (window > 0 ? " in a window of " + std::to_string(window) : "");
+  };
+  for (const LayerShape& s : shape.layers) {
+    const LayerCalibration* layer = basis.Find(s.index);
+    const std::string name = "layer " + std::to_string(s.index);
+    if (!layer) {
+      refuse("has no " + name, "has one");
+    } else if (layer->heads != s.kv_heads || layer->dim_k != s.head_dim_k ||
+               layer->dim_v != s.head_dim_v || (layer->window > 0) != (s.window > 0)) {
+      refuse("has " + text(layer->heads, layer->dim_k, layer->dim_v, layer->window) + " in " + name,
+             "has " + text(s.kv_heads, s.head_dim_k, s.head_dim_v, s.window));
+    }
+  }
+  return basis;
+}
+
 std::shared_ptr<const LayerContext> MakeContext(const ModelShape& shape, const LayerShape& layer,
                                                 const KVCacheConfig& given,
+                                                const std::optional<Calibration>& basis,
                                                 const MemoryAccountPtr& account) {
   const MethodRow* method = &FindMethod(given.method);
   // A bounded window is cheap to keep and is all that such a layer ever reads.
@@ -221,6 +259,9 @@ std::shared_ptr<const LayerContext> MakeContext(const ModelShape& shape, const L
       config.fit_tokens >= 0 ? config.fit_tokens : 8 * std::max(layer.head_dim_k, layer.head_dim_v);
   context->threads = ResolveThreads(shape.threads);
   context->account = account;
+  if (basis && method->encodes()) {
+    context->calibration = std::make_shared<CalibratedCodec>(*basis->Find(layer.index));
+  }
   return context;
 }
 
@@ -232,12 +273,13 @@ std::vector<KVCache> KVCacheBuilder::ForModel(const ModelShape& shape,
   for (const LayerShape& layer : shape.layers)
     config.ValidateFor(std::min(layer.head_dim_k, layer.head_dim_v));
   Active();  // a wrong PALU_TARGET is reported here, not at the first token
+  const std::optional<Calibration> basis = OpenBasis(shape, config);
   const auto account = std::make_shared<MemoryAccount>(config.max_bytes);
   std::vector<KVCache> caches;
   for (const LayerShape& layer : shape.layers) {
     auto impl = std::make_unique<KVCacheImpl>();
     impl->given = config;
-    impl->context = MakeContext(shape, layer, config, account);
+    impl->context = MakeContext(shape, layer, config, basis, account);
     for (int b = 0; b < shape.batch; ++b) impl->sequences.emplace_back(impl->context);
     caches.push_back(KVCache(std::move(impl)));
   }

@@ -14,6 +14,10 @@ class KVCacheImpl {
   KVCacheConfig given;  // as the caller asked
   std::shared_ptr<const LayerContext> context;
   std::vector<Sequence> sequences;  // [B]
+
+  int64_t shared_basis_bytes() const {
+    return context->calibration ? context->calibration->nbytes() : 0;
+  }
 };
 
 }  // namespace palu

@@ -101,12 +101,14 @@ void Sequence::CheckAppend(const ConstTensor& k, const ConstTensor& v, int64_t b
                      " is not allowed; it must be -1 or at least 0");
   }
   if (args.rope) CheckRope(shape, *args.rope);
-  if (context_->method->fits() && !codec_ && context_->config.key_fit == KeyFit::kAveraged &&
-      !args.rope) {
-    throw StateError(Where(shape) +
-                     "key_fit=averaged needs AppendArgs::rope until the basis is fitted (empty "
-                     "RopeParams for keys "
-                     "without rotation), or use key_fit=prompt");
+  const bool averaged =
+      context_->config.key_fit == KeyFit::kAveraged || context_->calibration != nullptr;
+  if (context_->method->fits() && !codec_ && averaged && !args.rope) {
+    throw StateError(
+        Where(shape) +
+        "key_fit=averaged and basis=FILE need AppendArgs::rope until the basis is fitted (empty "
+        "RopeParams for keys "
+        "without rotation), or use basis=fit,key_fit=prompt");
   }
   if (rope_ && args.rope && !codec_ && size_ > 0 &&
       (rope_->pairing != args.rope->pairing || rope_->inv_freq != args.rope->inv_freq)) {
@@ -322,7 +324,8 @@ void Sequence::AddTo(CacheStats& stats) const {
   const int64_t window = sinks_.slab_bytes() + window_.slab_bytes();
   const int64_t tables =
       sinks_.table_bytes() + window_.table_bytes() + (encoded_ ? encoded_->table_bytes() : 0);
-  const int64_t basis = codec_ ? codec_->basis_bytes() : 0;
+  // That of a file belongs to the cache, not to its sequences.
+  const int64_t basis = codec_ && !context_->calibration ? codec_->basis_bytes() : 0;
   int64_t codes = 0, scales = 0;
   if (encoded_) {
     for (int h = 0; h < context_->shape.kv_heads; ++h) {

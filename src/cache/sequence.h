@@ -11,14 +11,34 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
 #include "cache/page_store.h"
+#include "fit/calibration_file.h"
 #include "methods/layer_codec.h"
 #include "palu/cache.h"
 
 namespace palu {
+
+struct LayerContext;
+
+// The statistics of one layer from a basis file, and the codec that they give: all sequences of the
+// layer share it. Threads: safe.
+class CalibratedCodec {
+ public:
+  explicit CalibratedCodec(LayerCalibration moments) : moments_(std::move(moments)) {}
+  // Fits at the first call, and again when keys are rotated otherwise. Errors: MemoryError.
+  std::shared_ptr<const LayerCodec> Codec(const LayerContext& context, const RopeParams& rope);
+  int64_t nbytes() const;  // of the codec, counted once for all sequences of a cache
+
+ private:
+  LayerCalibration moments_;
+  mutable std::mutex mutex_;
+  RopeParams rope_;
+  std::shared_ptr<const LayerCodec> codec_;
+};
 
 // What all sequences of one layer share. Immutable.
 struct LayerContext {
@@ -30,6 +50,7 @@ struct LayerContext {
   int64_t fit_tokens = 0;  // resolved; 0 = whatever the first append brings
   int threads = 1;
   MemoryAccountPtr account;
+  std::shared_ptr<CalibratedCodec> calibration;  // null: fit on the sequence
   WindowFormat window;
 
   LayerContext(const LayerShape& s, const KVCacheConfig& c, const MethodRow* m)

@@ -1,4 +1,4 @@
-// Fit and encode: how tokens leave the exact window.
+// Seal: how tokens leave the exact window.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -8,75 +8,6 @@
 #include "kernels/kernels.h"
 
 namespace palu {
-namespace {
-
-constexpr int kSlabTokens = 256;
-
-}  // namespace
-
-// True when the basis can be fitted, on tokens [sinks, rows_end). Sinks are left out: they stay
-// exact and are unlike all other tokens.
-bool Sequence::ReadyToFit(int64_t& rows_end) const {
-  if (codec_ || !context_->method->encodes()) return false;
-  const int64_t least = config_sinks() + 2;  // one token has no spread
-  if (context_->fit_tokens == 0) {
-    rows_end = size_;
-    return size_ >= least;
-  }
-  rows_end = std::max(context_->fit_tokens, least);
-  return size_ >= rows_end;
-}
-
-// Moments of both sides of tokens [first, last), by head group.
-LayerMoments Sequence::CollectMoments(int64_t first, int64_t last) const {
-  const LayerShape& shape = context_->shape;
-  const bool averaged = context_->config.key_fit == KeyFit::kAveraged && !rope_->inv_freq.empty();
-  // One task per (side, head); summed over heads in order afterwards.
-  std::vector<Moments> moments;
-  for (int i = 0; i < 2 * shape.kv_heads; ++i)
-    moments.emplace_back(i % 2 ? shape.head_dim_v : shape.head_dim_k);
-  ParallelFor(context_->threads, 2 * shape.kv_heads, [&](int64_t i) {
-    const int head = static_cast<int>(i / 2), dim = moments[i].dim;
-    const bool is_v = i % 2;
-    constexpr int64_t kRows = 256;  // at a time
-    std::vector<float> rows(static_cast<size_t>(kRows) * dim);
-    for (int64_t t = first; t < last; t += kRows) {
-      const int64_t count = std::min(kRows, last - t);
-      Decode(head, t, count, is_v ? nullptr : rows.data(), is_v ? rows.data() : nullptr);
-      if (!is_v && averaged) Unrotate(*rope_, first_position_ + t, rows.data(), count, dim);
-      moments[i].Add(rows.data(), count, dim);
-    }
-  });
-  LayerMoments layer;
-  layer.groups = HeadGroups(shape.kv_heads, context_->config.n_head_groups);
-  for (const HeadRange& range : layer.groups) {
-    layer.k.emplace_back(shape.head_dim_k);
-    layer.v.emplace_back(shape.head_dim_v);
-    for (int h = range.first; h < range.last; ++h) {
-      layer.k.back().Add(moments[2 * h]);
-      layer.v.back().Add(moments[2 * h + 1]);
-    }
-    if (averaged)
-      layer.k.back() = AverageOverPositions(layer.k.back(), *rope_, context_->positions);
-  }
-  return layer;
-}
-
-void Sequence::Fit(int64_t rows_end) {
-  const LayerShape& shape = context_->shape;
-  LayerMoments moments;
-  if (context_->method->fits()) {
-    moments = CollectMoments(config_sinks(), rows_end);
-  } else {
-    moments.groups = HeadGroups(shape.kv_heads, 1);
-  }
-  auto codec = FitLayer(context_->config, *context_->method, shape.head_dim_k, shape.head_dim_v,
-                        moments, context_->account);
-  encoded_.emplace(&codec->layout, std::max(1, kSlabTokens / codec->layout.page_tokens),
-                   context_->account);
-  codec_ = std::move(codec);
-}
-
 // Tokens in pages are to be floor(max(0, size - sinks - recent) / T) * T.
 int64_t Sequence::PagesDue() const {
   const int64_t free = size_ - config_sinks() - context_->config.recent_tokens;
@@ -195,7 +126,8 @@ void Sequence::EncodePages(int64_t n) {
     if (group.basis.empty()) {
       std::copy_n(centred, static_cast<int64_t>(dim) * tokens, latent);
     } else {
-      kernels.f16_to_f32(group.basis.data(), basis, static_cast<int64_t>(rank) * dim);
+      const std::vector<uint16_t>& encoder = group.encoder.empty() ? group.basis : group.encoder;
+      kernels.f16_to_f32(encoder.data(), basis, static_cast<int64_t>(rank) * dim);
       kernels.gemm({.a = basis,
                     .lda = dim,
                     .b = centred,

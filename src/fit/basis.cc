@@ -1,5 +1,6 @@
 #include "fit/basis.h"
 
+#include <Eigen/Cholesky>
 #include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <bit>
@@ -15,22 +16,30 @@ std::vector<double> PrincipalAxes::Sigma(double rows) const {
   return sigma;
 }
 
-PrincipalAxes FitPrincipalAxes(const Moments& moments) {
-  const int dim = moments.dim;
-  const double rows = std::max(moments.rows, 1.0);
-  using RowMatrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-  const Eigen::VectorXd mean = Eigen::Map<const Eigen::VectorXd>(moments.sum.data(), dim) / rows;
-  Eigen::MatrixXd covariance = Eigen::Map<const RowMatrix>(moments.second.data(), dim, dim) / rows;
-  covariance -= mean * mean.transpose();
-  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(covariance);
+namespace {
 
+using RowMatrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+Eigen::VectorXd Mean(const Moments& m) {
+  return Eigen::Map<const Eigen::VectorXd>(m.sum.data(), m.dim) / std::max(m.rows, 1.0);
+}
+
+Eigen::MatrixXd Covariance(const Moments& m, const Eigen::VectorXd& mean) {
+  const Eigen::Map<const RowMatrix> second(m.second.data(), m.dim, m.dim);
+  return second / std::max(m.rows, 1.0) - mean * mean.transpose();
+}
+
+// Axis i of the result from eigenvector dim - 1 - i (Eigen sorts upwards).
+PrincipalAxes Sorted(const Eigen::VectorXd& mean, const Eigen::VectorXd& values,
+                     const Eigen::MatrixXd& vectors) {
+  const auto dim = static_cast<int>(mean.size());
   PrincipalAxes axes;
   axes.mean.assign(mean.data(), mean.data() + dim);
   axes.variance.resize(dim);
   axes.vectors.resize(static_cast<size_t>(dim) * dim);
   for (int i = 0; i < dim; ++i) {
-    const auto vector = solver.eigenvectors().col(dim - 1 - i);  // Eigen sorts upwards
-    axes.variance[i] = std::max(0.0, solver.eigenvalues()[dim - 1 - i]);
+    const auto vector = vectors.col(dim - 1 - i);
+    axes.variance[i] = std::max(0.0, values[dim - 1 - i]);
     Eigen::Index largest;
     vector.cwiseAbs().maxCoeff(&largest);
     const double sign = vector[largest] < 0 ? -1.0 : 1.0;
@@ -39,16 +48,43 @@ PrincipalAxes FitPrincipalAxes(const Moments& moments) {
   return axes;
 }
 
+}  // namespace
+
+PrincipalAxes FitPrincipalAxes(const Moments& moments) {
+  const Eigen::VectorXd mean = Mean(moments);
+  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(Covariance(moments, mean));
+  return Sorted(mean, solver.eigenvalues(), solver.eigenvectors());
+}
+
+PrincipalAxes FitWeightedAxes(const Moments& moments, const Moments& metric) {
+  const int dim = moments.dim;
+  const Eigen::VectorXd mean = Mean(moments);
+  Eigen::MatrixXd weight = Eigen::Map<const RowMatrix>(metric.second.data(), dim, dim);
+  const double size = weight.trace() / dim;
+  if (!(size > 0)) return FitPrincipalAxes(moments);
+  weight /= size;
+  weight.diagonal().array() += 1e-3;
+  // With metric = L L^T an error e weighs |L^T e|^2: principal axes of L^T x, taken back.
+  const Eigen::MatrixXd root = weight.llt().matrixL();
+  const Eigen::MatrixXd seen = root.transpose() * Covariance(moments, mean) * root;
+  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(seen);
+  const Eigen::MatrixXd back =
+      root.transpose().triangularView<Eigen::Upper>().solve(solver.eigenvectors());
+  PrincipalAxes axes = Sorted(mean, solver.eigenvalues(), back);
+  // The encoder of an axis is metric * axis: axes are orthonormal in the metric, whatever the sign.
+  const Eigen::Map<const RowMatrix> rows(axes.vectors.data(), dim, dim);
+  const RowMatrix encoders = rows * weight;
+  axes.encoders.assign(encoders.data(), encoders.data() + encoders.size());
+  return axes;
+}
+
 PrincipalAxes AxesAlong(std::vector<double> vectors, const Moments& moments) {
   const int dim = moments.dim;
-  const double rows = std::max(moments.rows, 1.0);
-  using RowMatrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-  const Eigen::VectorXd mean = Eigen::Map<const Eigen::VectorXd>(moments.sum.data(), dim) / rows;
-  Eigen::MatrixXd covariance = Eigen::Map<const RowMatrix>(moments.second.data(), dim, dim) / rows;
-  covariance -= mean * mean.transpose();
+  const Eigen::VectorXd mean = Mean(moments);
   const auto rank = static_cast<Eigen::Index>(vectors.size()) / dim;
-  const Eigen::Map<const RowMatrix> axes_of(vectors.data(), rank, dim);
-  const Eigen::VectorXd variance = (axes_of * covariance).cwiseProduct(axes_of).rowwise().sum();
+  const Eigen::Map<const RowMatrix> rows(vectors.data(), rank, dim);
+  const Eigen::VectorXd variance =
+      (rows * Covariance(moments, mean)).cwiseProduct(rows).rowwise().sum();
 
   PrincipalAxes axes;
   axes.mean.assign(mean.data(), mean.data() + dim);

@@ -13,7 +13,8 @@ namespace palu {
 struct PrincipalAxes {
   std::vector<double> mean;      // [D], or empty for zero
   std::vector<double> variance;  // [rank], >= 0
-  std::vector<double> vectors;   // [rank][D], row i = axis i
+  std::vector<double> vectors;   // [rank][D], row i = axis i; x ~ mean + sum of latent * axis
+  std::vector<double> encoders;  // [rank][D], latent = encoder . (x - mean); empty = the axes
 
   int dim() const { return static_cast<int>(vectors.size() / variance.size()); }
   std::vector<double> Sigma(
@@ -23,6 +24,11 @@ struct PrincipalAxes {
 // The eigenvectors of the covariance. Deterministic: eigenvalues descend, the largest entry of each
 // vector is positive. Cost: one D x D symmetric eigenproblem in double (D = 128: about 2 ms).
 PrincipalAxes FitPrincipalAxes(const Moments& moments);
+// The same for errors weighed with `metric`, a second moment of vectors that x is multiplied with:
+// axes that are orthogonal in the metric, with the variances that the products see. The metric is
+// scaled to mean 1 and gets 0.1 % of the identity, so that no axis explodes. Source: KQ-SVD, arXiv
+// 2512.05916.
+PrincipalAxes FitWeightedAxes(const Moments& moments, const Moments& metric);
 // Given axes: [rank][D] vectors, with the mean and the variances of the data.
 PrincipalAxes AxesAlong(std::vector<double> vectors, const Moments& moments);
 // The coordinates themselves, no mean, variances 1.

@@ -76,6 +76,29 @@ void SetRank(const Option& o, KVCacheConfig& c, std::string_view text) {
   }
 }
 
+void SetBasis(const Option& o, KVCacheConfig& c, std::string_view text) {
+  if (text.empty()) Refuse(o.key, text, o.allowed);
+  c.basis = text == "fit"        ? BasisKind::kFit
+            : text == "none"     ? BasisKind::kNone
+            : text == "hadamard" ? BasisKind::kHadamard
+                                 : BasisKind::kFile;
+  c.basis_file = c.basis == BasisKind::kFile ? std::string(text) : "";
+}
+
+std::string GetBasis(const KVCacheConfig& c) {
+  switch (c.basis) {
+    case BasisKind::kFile:
+      return c.basis_file;
+    case BasisKind::kNone:
+      return "none";
+    case BasisKind::kHadamard:
+      return "hadamard";
+    case BasisKind::kFit:
+      break;
+  }
+  return "fit";
+}
+
 void SetBits(const Option& o, KVCacheConfig& c, std::string_view text) {
   if (text == "mixed") {
     c.bit_plan = BitPlan::kMixed;
@@ -128,11 +151,13 @@ void SetBytes(const Option& o, KVCacheConfig& c, std::string_view text) {
 const std::vector<Option>& Options() {
   using C = KVCacheConfig;
   static const std::vector<Option> options = {
-      EnumOption("basis", "latents are projections on principal axes, plain channels, a rotation",
-                 "fit, none or hadamard", &C::basis,
-                 {{"fit", BasisKind::kFit},
-                  {"none", BasisKind::kNone},
-                  {"hadamard", BasisKind::kHadamard}}),
+      {"basis",
+       "axes of the latents: fitted on the first tokens, from a file of `palu fit`, the plain "
+       "channels, or a random rotation",
+       "fit, the path of a file, none or hadamard", SetBasis, GetBasis},
+      EnumOption("key_metric", "keys are fitted for small errors of their own, or of the scores",
+                 "plain, or queries with basis=FILE", &C::key_metric,
+                 {{"plain", KeyMetric::kPlain}, {"queries", KeyMetric::kQueries}}),
       {"rank", "channels kept per head group; none = by energy_threshold",
        "none or a whole number from 1 to head_dim", SetRank,
        [](const C& c) { return c.rank ? std::to_string(*c.rank) : "none"; }},
@@ -285,11 +310,13 @@ void KVCacheConfig::Validate() const {
     throw ConfigError("option bits=" + GetBits(*this) + " does not apply to method " + row.name +
                       "; it must be a whole number from 1 to " + std::to_string(most));
   }
-  const bool ordered = basis == BasisKind::kFit;
+  Require(*this, "basis", basis != BasisKind::kFile || !basis_file.empty());
+  Require(*this, "key_metric", key_metric == KeyMetric::kPlain || basis == BasisKind::kFile);
+  const bool ordered = basis == BasisKind::kFit || basis == BasisKind::kFile;
   if (!ordered && (rank || bit_plan == BitPlan::kMixed || bit_plan == BitPlan::kSchedule)) {
     throw ConfigError(
-        "options rank, bits=mixed and bits=schedule need basis=fit, given was basis=" +
-        FindOption("basis").get(*this));
+        "options rank, bits=mixed and bits=schedule need a fitted basis, given was basis=" +
+        GetBasis(*this));
   }
 }
 

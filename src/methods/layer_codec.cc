@@ -21,14 +21,20 @@ ScaleFormat Scales(const KVCacheConfig& config, Codec codec) {
   }
 }
 
+void AppendRow(const std::vector<double>& rows, size_t row, int dim, std::vector<uint16_t>& to) {
+  for (int d = 0; d < dim; ++d) to.push_back(F32ToF16(static_cast<float>(rows[row * dim + d])));
+}
+
 // One side: axes of every group, then ranks, then bits over all groups together, then plans.
 class SideFit {
  public:
   SideFit(const KVCacheConfig& config, const SideMethod& method, int dim,
-          const std::vector<HeadRange>& ranges, const std::vector<Moments>& moments)
+          const std::vector<HeadRange>& ranges, const std::vector<Moments>& moments,
+          const std::vector<Moments>& metrics)
       : config_(config), method_(method), ranges_(ranges) {
     for (size_t g = 0; g < ranges_.size(); ++g) {
-      axes_.push_back(MakeAxes(dim, moments.empty() ? nullptr : &moments[g]));
+      axes_.push_back(MakeAxes(dim, moments.empty() ? nullptr : &moments[g],
+                               metrics.empty() ? nullptr : &metrics[g]));
       const double rows = moments.empty() ? 0 : moments[g].rows;
       ranks_.push_back(OwnRank(axes_[g], rows));
     }
@@ -47,7 +53,7 @@ class SideFit {
   }
 
  private:
-  PrincipalAxes MakeAxes(int dim, const Moments* moments) const {
+  PrincipalAxes MakeAxes(int dim, const Moments* moments, const Moments* metric) const {
     switch (method_.transform) {
       case Transform::kIdentity:
         return IdentityAxes(dim);
@@ -62,13 +68,14 @@ class SideFit {
       case BasisKind::kHadamard:
         return AxesAlong(RandomHadamard(dim), *moments);
       default:
-        return FitPrincipalAxes(*moments);
+        return metric ? FitWeightedAxes(*moments, *metric) : FitPrincipalAxes(*moments);
     }
   }
 
   // Channels of the latent. Only principal axes are ordered by what they hold.
   bool ordered() const {
-    return method_.transform == Transform::kLowRank && config_.basis == BasisKind::kFit;
+    return method_.transform == Transform::kLowRank &&
+           (config_.basis == BasisKind::kFit || config_.basis == BasisKind::kFile);
   }
 
   int OwnRank(const PrincipalAxes& axes, double rows) const {
@@ -125,9 +132,8 @@ class SideFit {
     for (size_t c = 0; c < bits.size(); ++c) {
       if (bits[c] == 0) continue;
       kept.push_back(bits[c]);
-      const double* axis = axes.vectors.data() + c * group.dim;
-      for (int d = 0; d < group.dim && !identity; ++d)
-        group.basis.push_back(F32ToF16(static_cast<float>(axis[d])));
+      if (!identity) AppendRow(axes.vectors, c, group.dim, group.basis);
+      if (!axes.encoders.empty()) AppendRow(axes.encoders, c, group.dim, group.encoder);
     }
     group.plan = PagePlan::Make(std::move(kept), Scales(config_, method_.codec), config_.group_size,
                                 page_tokens);
@@ -143,7 +149,7 @@ class SideFit {
 
 int64_t GroupBytes(const GroupCodec& g) {
   return static_cast<int64_t>(sizeof(GroupCodec) + g.mean.size() * sizeof(float) +
-                              g.basis.size() * sizeof(uint16_t) +
+                              (g.basis.size() + g.encoder.size()) * sizeof(uint16_t) +
                               g.plan.bits.size() * (1 + sizeof(uint32_t) + 2 * sizeof(float)));
 }
 
@@ -179,8 +185,9 @@ std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const Me
                                            const MemoryAccountPtr& account) {
   const int page_tokens = std::max(kBlockTokens, config.group_size);
   auto codec = std::make_shared<LayerCodec>();
-  codec->k = SideFit(config, method.keys, dim_k, moments.groups, moments.k).Make(page_tokens);
-  codec->v = SideFit(config, method.values, dim_v, moments.groups, moments.v).Make(page_tokens);
+  codec->k =
+      SideFit(config, method.keys, dim_k, moments.groups, moments.k, moments.q).Make(page_tokens);
+  codec->v = SideFit(config, method.values, dim_v, moments.groups, moments.v, {}).Make(page_tokens);
   std::vector<const PagePlan*> k_plans, v_plans;
   for (const int g : codec->k.group_of_head) k_plans.push_back(&codec->k.groups[g].plan);
   for (const int g : codec->v.group_of_head) v_plans.push_back(&codec->v.groups[g].plan);

@@ -15,14 +15,15 @@
 namespace palu {
 
 // Transform and codec of the heads [heads.first, heads.last) of one side:
-//   latent = basis (x - mean),   x ~ basis^T latent + mean
-// An empty mean is zero, an empty basis the identity.
+//   latent = encoder (x - mean),   x ~ basis^T latent + mean
+// An empty mean is zero, an empty basis the identity, an empty encoder the basis.
 struct GroupCodec {
   HeadRange heads;
   int dim = 0;                  // D
   std::vector<float> mean;      // [D] or empty
   std::vector<uint16_t> basis;  // [rank][D] fp16 or empty; orthonormal rows, or columns if rank > D
-  PagePlan plan;                // rank, bits, offsets
+  std::vector<uint16_t> encoder;  // [rank][D] fp16 or empty
+  PagePlan plan;                  // rank, bits, offsets
 
   int rank() const { return plan.rank; }
 };
@@ -53,6 +54,7 @@ struct LayerCodec {
 struct LayerMoments {
   std::vector<HeadRange> groups;
   std::vector<Moments> k, v;  // one per group, or none
+  std::vector<Moments> q;     // metric of the keys' errors, one per group, or none
 };
 
 // Runs the fit: axes, ranks, bits, plans. Deterministic in the moments. dim_k, dim_v: head dims.
