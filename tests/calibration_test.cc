@@ -1,0 +1,222 @@
+// Basis files: what a calibrator writes, what a cache makes of it, and files that are refused.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "fit/basis.h"
+#include "fit/calibration_file.h"
+#include "test_util.h"
+
+namespace palu {
+namespace {
+
+using namespace test;
+
+constexpr int kHeads = 2, kDim = 48;
+constexpr int64_t kTokens = 400;
+
+// Queries that live mostly in some planes of the rotation: errors of keys elsewhere hardly matter.
+Floats UnevenQueries(const Dims& dims, const RopeParams& rope, uint64_t seed) {
+  Floats q = Gaussian(dims.size(), seed);
+  const int64_t planes = dims.dim / 2;
+  for (size_t i = 0; i < q.size(); ++i) {
+    const int64_t d = static_cast<int64_t>(i) % dims.dim;
+    q[i] *= static_cast<float>(2 * std::pow(0.8, d % planes));
+  }
+  Rotate(rope, 0, dims, &q);
+  return q;
+}
+
+class BasisFile : public testing::Test {
+ protected:
+  BasisFile()
+      : dir_(std::filesystem::temp_directory_path() /
+             ("palu_basis_" + std::to_string(::getpid()) + "_" +
+              testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::create_directories(dir_);
+    shape_ = OneLayer(kHeads, kDim, {});
+    shape_.model = "a model";
+  }
+  ~BasisFile() override { std::filesystem::remove_all(dir_); }
+
+  std::string Path(const std::string& name) const { return (dir_ / name).string(); }
+
+  // A file from keys of the same kind as those of the tests, but other ones.
+  std::string Write(const std::string& name = "a.basis") const {
+    Calibrator calibrator(shape_, shape_.model);
+    const Floats k = RopedKeys(dims_, rope_, 1), v = Gaussian(dims_.size(), 2, 2);
+    const Floats q = UnevenQueries(qd_, rope_, 3);
+    calibrator.AddKeysValues(0, Whole(k, dims_), Whole(v, dims_), 0, &rope_);
+    calibrator.AddQueries(0, Whole(q, qd_), 0, &rope_);
+    calibrator.Save(Path(name));
+    return Path(name);
+  }
+
+  KVCache Open(const std::string& options) const {
+    return std::move(KVCacheBuilder::ForModel(shape_, KVCacheConfig::Parse(options))[0]);
+  }
+
+  static std::string Bytes(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  std::string WriteBytes(const std::string& bytes) const {
+    std::ofstream(Path("changed.basis"), std::ios::binary) << bytes;
+    return Path("changed.basis");
+  }
+
+  const RopeParams rope_ = Rope(kDim);
+  const Dims dims_{1, kHeads, kTokens, kDim}, qd_{1, 2 * kHeads, kTokens, kDim};
+  std::filesystem::path dir_;
+  ModelShape shape_;
+};
+
+TEST_F(BasisFile, HoldsTheMomentsOfItsText) {
+  const Calibration read = LoadCalibration(Write());
+  EXPECT_EQ(read.model, "a model");
+  ASSERT_EQ(read.layers.size(), 1u);
+  const LayerCalibration& layer = read.layers[0];
+  ASSERT_EQ(layer.k.size(), 2u);
+  Floats k = RopedKeys(dims_, rope_, 1);
+  for (int h = 0; h < kHeads; ++h) {
+    Moments want(kDim);
+    float* rows = &k[dims_.at(0, h, 0)];
+    Unrotate(rope_, 0, rows, kTokens, kDim);
+    want.Add(rows, kTokens, kDim);
+    EXPECT_EQ(layer.k[h].rows, kTokens);
+    EXPECT_LT(RelL2(layer.k[h].sum, want.sum), 1e-6);
+    EXPECT_LT(RelL2(layer.k[h].second, want.second), 1e-6);
+    EXPECT_GT(layer.q[h].Energy(), 0);
+  }
+}
+
+TEST_F(BasisFile, EncodesFromTheFirstPageWithoutAFit) {
+  KVCache cache = Open("palu:recent_tokens=0,sink_tokens=0,basis=" + Write());
+  const Floats k = RopedKeys(dims_, rope_, 11), v = Gaussian(dims_.size(), 12, 2);
+  Feed(cache, k, dims_, v, dims_, 0, 33, &rope_);
+  EXPECT_EQ(cache.Stats().encoded_tokens, 32);
+  Feed(cache, k, dims_, v, dims_, 33, kTokens - 33, &rope_);
+  const KVCache::KV kv = cache.Reconstruct();
+  // 4 bits: a relative error of about a tenth.
+  EXPECT_LT(RelL2(ToFloats(kv.k), k), 0.2);
+  EXPECT_LT(RelL2(ToFloats(kv.v), v), 0.2);
+  const Dims qd{1, 4, 3, kDim};
+  const Floats q = Gaussian(qd.size(), 13);
+  EXPECT_LT(RelL2(Attend(cache, q, qd),
+                  PlainAttention(q, qd, ToFloats(kv.k), dims_, ToFloats(kv.v), dims_)),
+            1e-5);
+}
+
+TEST_F(BasisFile, QueriesAsTheMetricMakeScoresBetter) {
+  const std::string options = "palu:bits=auto:2,recent_tokens=0,sink_tokens=0,basis=" + Write();
+  const Floats k = RopedKeys(dims_, rope_, 21), v = Gaussian(dims_.size(), 22);
+  const Floats q = UnevenQueries(qd_, rope_, 23);
+  const auto score_error = [&](const std::string& config) {
+    KVCache cache = Open(config);
+    Feed(cache, k, dims_, v, dims_, 0, kTokens, &rope_);
+    const Floats got = ToFloats(cache.Reconstruct().k);
+    double error = 0;
+    for (int64_t h = 0; h < 2 * kHeads; ++h) {
+      for (int64_t i = 0; i < kTokens; ++i) {
+        double dot = 0;
+        for (int64_t d = 0; d < kDim; ++d) {
+          const size_t at = dims_.at(0, h / 2, i, d);
+          dot += q[qd_.at(0, h, kTokens - 1 - i, d)] * (static_cast<double>(got[at]) - k[at]);
+        }
+        error += dot * dot;
+      }
+    }
+    return error;
+  };
+  EXPECT_LT(score_error(options + ",key_metric=queries"), 0.6 * score_error(options));
+}
+
+TEST_F(BasisFile, IsSharedByTheSequencesOfACacheAndCountedOnce) {
+  shape_.batch = 3;
+  KVCache cache = Open("palu:recent_tokens=0,basis=" + Write());
+  const Dims dims{3, kHeads, 100, kDim};
+  const Floats k = RopedKeys(dims, rope_, 31), v = Gaussian(dims.size(), 32);
+  Feed(cache, k, dims, v, dims, 0, 100, &rope_);
+  EXPECT_EQ(cache.nbytes(), KVCacheBuilder::Memory(cache).allocated_bytes);
+  EXPECT_EQ(cache.Stats().nbytes, cache.nbytes());
+  // One basis of K and one of V per head.
+  EXPECT_LT(cache.Stats().basis_bytes, 2 * kHeads * (kDim * kDim * 2 + kDim * 32));
+  cache.Clear();
+  EXPECT_EQ(cache.nbytes(), KVCacheBuilder::Memory(cache).allocated_bytes);
+}
+
+TEST_F(BasisFile, NeedsToKnowTheRotation) {
+  KVCache cache = Open("palu:key_fit=prompt,basis=" + Write());
+  const Floats x = Gaussian(dims_.size(), 41);
+  ExpectSays(MessageOf<StateError>([&] { cache.Append(Whole(x, dims_), Whole(x, dims_)); }),
+             {"basis=FILE", "rope"});
+  EXPECT_EQ(cache.size(), 0);
+}
+
+// ---- files that are refused ----
+
+TEST_F(BasisFile, ThatIsMissingOrForeign) {
+  const auto error = [&](const std::string& path) {
+    return MessageOf<FormatError>([&] { Open("palu:basis=" + path); });
+  };
+  ExpectSays(error(Path("no.basis")), {"no.basis", "cannot be read"});
+  ExpectSays(error(WriteBytes("GGUF and more that is no basis")), {"no basis file", "palu fit"});
+  ExpectSays(error(WriteBytes("")), {"changed.basis", "no basis file"});
+}
+
+TEST_F(BasisFile, ThatIsTruncatedOrDamagedAnywhere) {
+  const std::string bytes = Bytes(Write());
+  for (const size_t n : {size_t{8}, size_t{12}, size_t{17}, bytes.size() / 2, bytes.size() - 1}) {
+    const std::string path = WriteBytes(bytes.substr(0, n));
+    ExpectSays(MessageOf<FormatError>([&] { Open("palu:basis=" + path); }), {"changed.basis"});
+  }
+  Random random(5);
+  for (int round = 0; round < 50; ++round) {
+    std::string changed = bytes;
+    changed[static_cast<size_t>(random.Between(12, static_cast<int64_t>(bytes.size()) - 1))] ^= 4;
+    const std::string path = WriteBytes(changed);
+    ExpectSays(MessageOf<FormatError>([&] { Open("palu:basis=" + path); }), {"damaged"});
+  }
+  std::string changed = bytes;
+  changed[8] = 9;
+  const std::string path = WriteBytes(changed);
+  ExpectSays(MessageOf<FormatError>([&] { Open("palu:basis=" + path); }),
+             {"version 9", "palu fit"});
+}
+
+TEST_F(BasisFile, OfAnotherModelOrShape) {
+  const std::string config = "palu:basis=" + Write();
+  const auto error = [&](const ModelShape& shape) {
+    return MessageOf<FormatError>(
+        [&] { KVCacheBuilder::ForModel(shape, KVCacheConfig::Parse(config)); });
+  };
+  ModelShape other = shape_;
+  other.model = "another";
+  ExpectSays(error(other), {"'a model'", "'another'", "palu fit"});
+  other = ModelShape::Uniform(2, kHeads, kDim);
+  ExpectSays(error(other), {"1 layers", "has 2"});
+  ExpectSays(error(OneLayer(kHeads, 64)), {"2 KV heads of 48", "2 KV heads of 64"});
+  ExpectSays(error(OneLayer(4, kDim)), {"2 KV heads", "4 KV heads"});
+  ExpectSays(error(OneLayer(kHeads, kDim, {.window = 32})), {"window of 32"});
+}
+
+TEST_F(BasisFile, IsNotWrittenFromTooLittleOrWhereItCannotBe) {
+  Calibrator calibrator(shape_, "m");
+  const Floats x = RopedKeys(dims_, rope_, 51);
+  ExpectSays(MessageOf<StateError>([&] { calibrator.Save(Path("x")); }), {"layer 0", "0 keys"});
+  calibrator.AddKeysValues(0, Whole(x, dims_), Whole(x, dims_), 0, &rope_);
+  ExpectSays(MessageOf<StateError>([&] { calibrator.Save(Path("x")); }), {"0 queries"});
+  const Floats q = Gaussian(qd_.size(), 52);
+  calibrator.AddQueries(0, Whole(q, qd_), 0, &rope_);
+  ExpectSays(MessageOf<FormatError>([&] { calibrator.Save(Path("no/such/folder")); }),
+             {"no/such/folder", "cannot be written"});
+  EXPECT_FALSE(std::filesystem::exists(Path("x")));
+  ExpectSays(MessageOf<InputError>(
+                 [&] { calibrator.AddKeysValues(7, Whole(x, dims_), Whole(x, dims_), 0, &rope_); }),
+             {"layer 7"});
+}
+
+}  // namespace
+}  // namespace palu
