@@ -4,6 +4,8 @@ set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 DEPS=$ROOT/.deps
+PYTHON=$([ -x /usr/bin/python3 ] && echo /usr/bin/python3 || echo python3)
+VENV=$DEPS/venv
 MODEL=${PALU_MODEL:-$DEPS/models/SmolLM2-135M-Instruct.Q4_1.gguf}
 cd "$ROOT"
 
@@ -25,6 +27,22 @@ logged() {  # logged LOG COMMAND...
     return 1
   fi
 }
+
+# Makes .deps and keeps a second script out of it until this one ends: two would write the same files.
+lock_deps() {
+  mkdir -p "$DEPS"
+  command -v flock >/dev/null || return 0
+  exec 9>"$DEPS/lock"
+  flock -n 9 || { say "waiting for another set-up to end" && flock 9; }
+}
+
+make_venv() {
+  [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -m pip --version >/dev/null 2>&1 && return
+  rm -rf "$VENV"
+  logged "$DEPS/venv.log" "$PYTHON" -m venv "$VENV"
+}
+
+pip_() { "$VENV/bin/python" -m pip --disable-pip-version-check "$@"; }
 
 # Object files are found again after a fresh clone: paths are cached relative to the checkout.
 export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1

@@ -8,8 +8,6 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 REQUIREMENTS=scripts/requirements.txt
-PYTHON=$([ -x /usr/bin/python3 ] && echo /usr/bin/python3 || echo python3)
-VENV=$DEPS/venv
 LLAMA=$DEPS/llama  # link to the prefix of llama.cpp's install inside the venv; made last, so it means "done"
 
 install_packages() {
@@ -48,14 +46,6 @@ own_llama() {
   done
   return 1
 }
-
-make_venv() {
-  [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -m pip --version >/dev/null 2>&1 && return
-  rm -rf "$VENV"
-  logged "$DEPS/venv.log" "$PYTHON" -m venv "$VENV"
-}
-
-pip_() { "$VENV/bin/python" -m pip --disable-pip-version-check "$@"; }
 
 # On a terminal, shows how far the compiler has come.
 watch_build() {  # watch_build LOG
@@ -139,11 +129,7 @@ PY
 }
 
 started=$SECONDS
-mkdir -p "$DEPS"
-if command -v flock >/dev/null; then  # two set-ups at once would compile into the same folder
-  exec 9>"$DEPS/lock"
-  flock -n 9 || { say "waiting for another set-up to end" && flock 9; }
-fi
+lock_deps
 install_packages
 own_llama || install_llama
 install_model
