@@ -59,6 +59,7 @@ INSTANTIATE_TEST_SUITE_P(Methods, MemoryOfOne,
                                          "palu:reference,fit_tokens=64",
                                          "palu:fit_tokens=200,quantize_values=false,group_size=128",
                                          "fp16", "fp32", "kivi:recent_tokens=20", "uniform",
+                                         "palu:fit_tokens=96,key_mean=rotated",
                                          "svdq:fit_tokens=64", "rabitq"),
                          [](const auto& info) { return "config" + std::to_string(info.index); });
 

@@ -67,7 +67,8 @@ struct CacheStats {
   int64_t fp16_bytes = 0;              // the same tokens as fp16 K and V: B * S * H * (Dk + Dv) * 2
   double stored_bits_per_element = 0;  // nbytes * 8 / (B * S * H * (Dk + Dv))
   double residual_energy_k = 0,
-         residual_energy_v = 0;  // share of the encoded tokens' energy outside the subspace (drift)
+         residual_energy_v = 0;  // share of the encoded tokens' energy outside the subspace
+                                 // (drift); 0 with key_metric=queries
 };
 
 class KVCacheImpl;

@@ -40,6 +40,11 @@ enum class KeyMetric {
   kPlain,    // squares of the keys' errors
   kQueries,  // squares of the scores' errors: weighed with the queries' second moment
 };
+// What is taken from keys before they are projected.
+enum class KeyMean {
+  kFixed,    // the mean of the keys as they are cached
+  kRotated,  // the mean of the un-rotated keys, turned to each key's position
+};
 // What scales the codes. The last two are those of sibling methods, which name them in the table.
 enum class ScaleFormat {
   kMinMax,        // per channel and token group: fp16 scale + fp16 zero, uniform levels (the
@@ -69,6 +74,7 @@ struct KVCacheConfig {
   RankPolicy rank_policy = RankPolicy::kPerGroup;
   int n_head_groups = 4;  // >= 1, clamped to the number of KV heads
   KeyFit key_fit = KeyFit::kAveraged;
+  KeyMean key_mean = KeyMean::kFixed;  // kRotated needs key_fit=averaged or a file
   int64_t fit_tokens =
       -1;  // fit on the first so many tokens; -1 = 8 * head_dim; 0 = on the first append
 

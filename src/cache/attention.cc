@@ -69,6 +69,9 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
                    .out_stride = tokens,
                    .scratch = scratch.data()});
   }
+  if (segment.encoded) {
+    AddMeanScores(call, task.kv_head, queries, rows, first, tokens, scores.data(), tokens);
+  }
   for (int r = 0; r < rows; ++r) {
     float* const row = scores.data() + r * tokens;
     FinishScores(call, r / call.group, segment.encoded ? queries.mean_dot[r] : 0.0f, first, count,
@@ -256,6 +259,10 @@ class PrefillTask {
                     .m = static_cast<int>(rows_),
                     .n = kBlockTokens,
                     .k = k_plan.rank});
+    }
+    if (segment.encoded) {
+      AddMeanScores(call_, head_, queries_, rows_, segment.first + at, blocks * kBlockTokens,
+                    scores_.data(), kTileTokens);
     }
     float* const acc = segment.encoded ? latent_.data() : exact_.data();
     Softmax(segment, at, count);

@@ -26,6 +26,7 @@ void PreparedQueries::Prepare(const AttendCall& call, int kv_head, int64_t first
     for (int d = 0; d < dim; ++d) row[d] *= call.scale;
   }
   latent.clear();
+  mean_waves.clear();
   if (call.sequence.encoded_tokens() == 0) return;
 
   const GroupCodec& codec = call.sequence.codec()->k.head(kv_head);
@@ -34,6 +35,11 @@ void PreparedQueries::Prepare(const AttendCall& call, int kv_head, int64_t first
     float dot = 0;
     for (int d = 0; d < dim; ++d) dot += exact[r * dim + d] * codec.mean[d];
     mean_dot[r] = dot;
+  }
+  const RotatedMean& mean = codec.rotated_mean;
+  mean_waves.resize(static_cast<size_t>(rows) * 2 * mean.planes());
+  for (int64_t r = 0; r < rows && !mean.empty(); ++r) {
+    mean_dot[r] += mean.Coefficients(&exact[r * dim], &mean_waves[r * 2 * mean.planes()]);
   }
   if (codec.basis.empty()) {
     latent = exact;
@@ -62,6 +68,40 @@ void PreparedQueries::Prepare(const AttendCall& call, int kv_head, int64_t first
   latent.resize(static_cast<size_t>(rows) * rank);
   for (int64_t r = 0; r < rows; ++r) {
     for (int c = 0; c < rank; ++c) latent[r * rank + c] = latent_t[c * rows + r];
+  }
+}
+
+void AddMeanScores(const AttendCall& call, int kv_head, const PreparedQueries& queries,
+                   int64_t rows, int64_t first, int64_t tokens, float* scores, int64_t stride) {
+  const RotatedMean& mean = call.sequence.codec()->k.head(kv_head).rotated_mean;
+  const int n = mean.planes();
+  if (n == 0) return;
+  thread_local RotatedMean::Waves waves;
+  thread_local std::vector<float> turned;
+  const int64_t blocks = tokens / kMeanBlock;
+  waves.Make(mean, call.sequence.position_of(first), blocks);
+  turned.resize(static_cast<size_t>(rows) * 2 * n);
+  for (int64_t b = 0; b < blocks; ++b) {
+    const float* const c = &waves.starts[b * 2 * n];
+    const float* const s = c + n;
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* const from = &queries.mean_waves[r * 2 * n];
+      float* const to = &turned[r * 2 * n];
+      for (int i = 0; i < n; ++i) {
+        to[i] = from[i] * c[i] + from[n + i] * s[i];
+        to[n + i] = from[n + i] * c[i] - from[i] * s[i];
+      }
+    }
+    Active().gemm({.a = turned.data(),
+                   .lda = 2 * n,
+                   .b = waves.within.data(),
+                   .ldb = kMeanBlock,
+                   .c = scores + b * kMeanBlock,
+                   .ldc = stride,
+                   .m = static_cast<int>(rows),
+                   .n = kMeanBlock,
+                   .k = 2 * n,
+                   .accumulate = true});
   }
 }
 

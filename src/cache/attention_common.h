@@ -48,15 +48,22 @@ struct AttendCall {
 // The queries of rows [first, first + rows) of one KV head, scaled, as they are and in latent
 // space.
 struct PreparedQueries {
-  std::vector<float> exact;     // [rows][Dk]
-  std::vector<float> latent;    // [rows][rank_k], empty when nothing is encoded
-  std::vector<float> mean_dot;  // [rows] q . mu, scaled
+  std::vector<float> exact;       // [rows][Dk]
+  std::vector<float> latent;      // [rows][rank_k], empty when nothing is encoded
+  std::vector<float> mean_dot;    // [rows] q . mu, scaled
+  std::vector<float> mean_waves;  // [rows][2 planes] of the rotated mean, scaled; or empty
 
   void Prepare(const AttendCall& call, int kv_head, int64_t first, int64_t rows);
 
  private:
   std::vector<float> basis_, transposed_;
 };
+
+// scores[r][t] += q_r . (rotated mean at the position of token first + t), t < tokens, a multiple
+// of
+// 32. Nothing if the group has no rotated mean.
+void AddMeanScores(const AttendCall& call, int kv_head, const PreparedQueries& queries,
+                   int64_t rows, int64_t first, int64_t tokens, float* scores, int64_t stride);
 
 // Turns raw scores of one row into logits: adds the mean's share, caps, masks, hides what is not
 // visible. scores: tokens [first, first + count) of the sequence.

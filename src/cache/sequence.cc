@@ -233,6 +233,9 @@ void Sequence::Decode(int head, int64_t first, int64_t n, float* k_out, float* v
         } else {
           std::copy_n(latents, static_cast<size_t>(count) * dim, rows);
         }
+        if (group && !group->rotated_mean.empty()) {
+          group->rotated_mean.Add(position_of(t), count, 1.0f, rows, dim);
+        }
         t += count;
       }
     }

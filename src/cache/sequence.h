@@ -95,6 +95,7 @@ class Sequence {
   void Clear();
 
   int64_t size() const { return size_; }
+  int64_t position_of(int64_t token) const { return first_position_ + token; }
   const LayerContext& context() const { return *context_; }
   const LayerCodec* codec() const { return codec_.get(); }
   std::vector<Segment> Segments() const;  // non-empty ones, in token order
@@ -117,6 +118,11 @@ class Sequence {
   void Fit(int64_t rows_end);
   int64_t PagesDue() const;
   void SplitSinks();
+  struct Energy {
+    double all = 0, kept = 0;
+  };
+  void TakeMeans(const GroupCodec& group, int64_t first, float* x) const;
+  Energy EncodeSide(int64_t from, int64_t index, int head, bool is_v, uint8_t* page) const;
   void EncodePages(int64_t n);
   PageStore Reopen(int64_t page, int64_t keep) const;
 

@@ -10,6 +10,17 @@ namespace {
 
 constexpr int kSlabTokens = 256;
 
+// Adds one head group's un-rotated keys as the cache will hold them: at every position, less their
+// rotated mean if the config asks for that.
+void AddKeys(Moments keys, const LayerContext& context, const RopeParams& rope,
+             LayerMoments& layer) {
+  if (context.config.key_mean == KeyMean::kRotated) {
+    const std::vector<double> mean = keys.Centre();
+    layer.k_means.emplace_back(rope, std::vector<float>(mean.begin(), mean.end()));
+  }
+  layer.k.push_back(AverageOverPositions(keys, rope, context.positions));
+}
+
 }  // namespace
 
 std::shared_ptr<const LayerCodec> CalibratedCodec::Codec(const LayerContext& context,
@@ -28,7 +39,7 @@ std::shared_ptr<const LayerCodec> CalibratedCodec::Codec(const LayerContext& con
       v.Add(moments_.v[h]);
       q.Add(moments_.q[h]);
     }
-    layer.k.push_back(AverageOverPositions(k, rope, context.positions));
+    AddKeys(std::move(k), context, rope, layer);
     layer.v.push_back(std::move(v));
     if (weighted) layer.q.push_back(AverageOverPositions(q, rope, context.positions));
   }
@@ -83,14 +94,17 @@ LayerMoments Sequence::CollectMoments(int64_t first, int64_t last) const {
   LayerMoments layer;
   layer.groups = HeadGroups(shape.kv_heads, context_->config.n_head_groups);
   for (const HeadRange& range : layer.groups) {
-    layer.k.emplace_back(shape.head_dim_k);
-    layer.v.emplace_back(shape.head_dim_v);
+    Moments k(shape.head_dim_k), v(shape.head_dim_v);
     for (int h = range.first; h < range.last; ++h) {
-      layer.k.back().Add(moments[2 * h]);
-      layer.v.back().Add(moments[2 * h + 1]);
+      k.Add(moments[2 * h]);
+      v.Add(moments[2 * h + 1]);
     }
-    if (averaged)
-      layer.k.back() = AverageOverPositions(layer.k.back(), *rope_, context_->positions);
+    layer.v.push_back(std::move(v));
+    if (averaged) {
+      AddKeys(std::move(k), *context_, *rope_, layer);
+    } else {
+      layer.k.push_back(std::move(k));
+    }
   }
   return layer;
 }

@@ -81,68 +81,88 @@ void Sequence::Seal() {
   }
 }
 
-void Sequence::EncodePages(int64_t n) {
+// x[d][t] of 32 tokens less the group's mean at their positions.
+void Sequence::TakeMeans(const GroupCodec& group, int64_t first, float* x) const {
+  for (size_t d = 0; d < group.mean.size(); ++d) {
+    for (int t = 0; t < kBlockTokens; ++t) x[d * kBlockTokens + t] -= group.mean[d];
+  }
+  if (group.rotated_mean.empty()) return;
+  thread_local std::vector<float> means;  // [32][D]
+  means.assign(static_cast<size_t>(kBlockTokens) * group.dim, 0.0f);
+  group.rotated_mean.Add(position_of(first), kBlockTokens, 1.0f, means.data(), group.dim);
+  for (int d = 0; d < group.dim; ++d) {
+    for (int t = 0; t < kBlockTokens; ++t) {
+      x[d * kBlockTokens + t] -= means[static_cast<size_t>(t) * group.dim + d];
+    }
+  }
+}
+
+// Packs the first tokens of the window as one side of one head: to `page`, as page `index`.
+Sequence::Energy Sequence::EncodeSide(int64_t from, int64_t index, int head, bool is_v,
+                                      uint8_t* page) const {
+  const KernelTable& kernels = Active();
   const PageLayout& layout = codec_->layout;
   const PageLayout& raw = context_->window.layout;
+  const GroupCodec& group = (is_v ? codec_->v : codec_->k).head(head);
+  const int tokens = layout.page_tokens, dim = group.dim, rank = group.rank();
+  thread_local std::vector<float> scratch;
+  scratch.resize(static_cast<size_t>(dim) * (kBlockTokens + tokens) +
+                 static_cast<size_t>(rank) * (dim + tokens));
+  float* const block = scratch.data();                // [D][32]
+  float* const centred = block + dim * kBlockTokens;  // [D][T]
+  float* const encoder = centred + dim * tokens;      // [rank][D]
+  float* const latent = encoder + rank * dim;         // [rank][T]
+  const PagePlan& plan = is_v ? context_->window.v : context_->window.k;
+  Energy energy;
+  for (int i = 0; i < tokens / kBlockTokens; ++i) {
+    kernels.decode_block(plan, window_.page(from + i) + (is_v ? raw.v_offset : raw.k_offset)[head],
+                         0, block);
+    TakeMeans(group, config_sinks() + index * tokens + i * kBlockTokens, block);
+    for (int d = 0; d < dim; ++d) {
+      for (int t = 0; t < kBlockTokens; ++t) {
+        const float x = block[d * kBlockTokens + t];
+        centred[d * tokens + i * kBlockTokens + t] = x;
+        energy.all += static_cast<double>(x) * x;
+      }
+    }
+  }
+  if (group.basis.empty()) {
+    std::copy_n(centred, static_cast<int64_t>(dim) * tokens, latent);
+  } else {
+    kernels.f16_to_f32((group.encoder.empty() ? group.basis : group.encoder).data(), encoder,
+                       static_cast<int64_t>(rank) * dim);
+    kernels.gemm({.a = encoder,
+                  .lda = dim,
+                  .b = centred,
+                  .ldb = tokens,
+                  .c = latent,
+                  .ldc = tokens,
+                  .m = rank,
+                  .n = tokens,
+                  .k = dim});
+  }
+  for (int64_t j = 0; j < static_cast<int64_t>(rank) * tokens; ++j) {
+    energy.kept += static_cast<double>(latent[j]) * latent[j];
+  }
+  // Latents of a weighted fit are no lengths; their share cannot be told.
+  if (!group.encoder.empty()) energy.kept = energy.all;
+  kernels.encode_page(group.plan, latent, tokens,
+                      page + (is_v ? layout.v_offset : layout.k_offset)[head]);
+  return energy;
+}
+
+void Sequence::EncodePages(int64_t n) {
   const int heads = context_->shape.kv_heads;
-  const int blocks = layout.page_tokens / kBlockTokens;
+  const int blocks = codec_->layout.page_tokens / kBlockTokens;
   const int64_t first = encoded_->pages();
   encoded_->Extend(n);
   std::vector<uint8_t*> pages;
   for (int64_t p = 0; p < n; ++p) pages.push_back(encoded_->MutablePage(first + p));
-
-  struct Energy {
-    double all = 0, kept = 0;
-  };
   std::vector<Energy> energies(static_cast<size_t>(n) * heads * 2);
   ParallelFor(context_->threads, n * heads * 2, [&](int64_t task) {
     const int64_t p = task / (heads * 2);
-    const int head = static_cast<int>(task / 2 % heads);
-    const bool is_v = task % 2;
-    const KernelTable& kernels = Active();
-    const GroupCodec& group = (is_v ? codec_->v : codec_->k).head(head);
-    const int tokens = layout.page_tokens, dim = group.dim, rank = group.rank();
-    thread_local std::vector<float> scratch;
-    scratch.resize(static_cast<size_t>(dim) * (kBlockTokens + tokens) +
-                   static_cast<size_t>(rank) * (dim + tokens));
-    float* const block = scratch.data();                // [D][32]
-    float* const centred = block + dim * kBlockTokens;  // [D][T]
-    float* const basis = centred + dim * tokens;        // [rank][D]
-    float* const latent = basis + rank * dim;           // [rank][T]
-    const PagePlan& plan = is_v ? context_->window.v : context_->window.k;
-    const size_t offset = is_v ? raw.v_offset[head] : raw.k_offset[head];
-    Energy& energy = energies[static_cast<size_t>(task)];
-    for (int i = 0; i < blocks; ++i) {
-      kernels.decode_block(plan, window_.page(p * blocks + i) + offset, 0, block);
-      for (int d = 0; d < dim; ++d) {
-        const float mean = group.mean.empty() ? 0.0f : group.mean[d];
-        for (int t = 0; t < kBlockTokens; ++t) {
-          const float x = block[d * kBlockTokens + t] - mean;
-          centred[d * tokens + i * kBlockTokens + t] = x;
-          energy.all += static_cast<double>(x) * x;
-        }
-      }
-    }
-    if (group.basis.empty()) {
-      std::copy_n(centred, static_cast<int64_t>(dim) * tokens, latent);
-    } else {
-      const std::vector<uint16_t>& encoder = group.encoder.empty() ? group.basis : group.encoder;
-      kernels.f16_to_f32(encoder.data(), basis, static_cast<int64_t>(rank) * dim);
-      kernels.gemm({.a = basis,
-                    .lda = dim,
-                    .b = centred,
-                    .ldb = tokens,
-                    .c = latent,
-                    .ldc = tokens,
-                    .m = rank,
-                    .n = tokens,
-                    .k = dim});
-    }
-    for (int64_t j = 0; j < static_cast<int64_t>(rank) * tokens; ++j) {
-      energy.kept += static_cast<double>(latent[j]) * latent[j];
-    }
-    kernels.encode_page(group.plan, latent, tokens,
-                        pages[p] + (is_v ? layout.v_offset : layout.k_offset)[head]);
+    energies[static_cast<size_t>(task)] =
+        EncodeSide(p * blocks, first + p, static_cast<int>(task / 2 % heads), task % 2, pages[p]);
   });
   for (size_t i = 0; i < energies.size(); ++i) {
     (i % 2 ? energy_v_ : energy_k_) += energies[i].all;

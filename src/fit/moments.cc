@@ -57,6 +57,19 @@ void Moments::Add(const Moments& other) {
   for (size_t i = 0; i < second.size(); ++i) second[i] += other.second[i];
 }
 
+std::vector<double> Moments::Centre() {
+  std::vector<double> mean = sum;
+  const double n = rows > 0 ? rows : 1;
+  for (double& m : mean) m /= n;
+  for (int i = 0; i < dim; ++i) {
+    for (int j = 0; j < dim; ++j) {
+      second[static_cast<size_t>(i) * dim + j] -= n * mean[i] * mean[j];
+    }
+  }
+  sum.assign(sum.size(), 0.0);
+  return mean;
+}
+
 double Moments::Energy() const {
   double trace = 0;
   for (int d = 0; d < dim; ++d) trace += second[static_cast<size_t>(d) * dim + d];

@@ -22,6 +22,8 @@ struct Moments {
   // x: [n][stride], n rows. Cost: n * dim^2 / 2 multiply-adds in double.
   void Add(const float* x, int64_t n, int64_t stride);
   void Add(const Moments& other);
+  // The same rows less their mean, which is returned.
+  std::vector<double> Centre();
   // Sum of |x|^2.
   double Energy() const;
 };

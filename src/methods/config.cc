@@ -177,6 +177,10 @@ const std::vector<Option>& Options() {
                  "moments of the keys as they came, or un-rotated and averaged over positions",
                  "prompt or averaged", &C::key_fit,
                  {{"prompt", KeyFit::kPrompt}, {"averaged", KeyFit::kAveraged}}),
+      EnumOption("key_mean",
+                 "the mean taken from keys: one for all, or one turned to each key's position",
+                 "fixed, or rotated with key_fit=averaged", &C::key_mean,
+                 {{"fixed", KeyMean::kFixed}, {"rotated", KeyMean::kRotated}}),
       NumberOption("fit_tokens",
                    "fit on the first so many tokens; -1 = 8 head_dim, 0 = the first append",
                    "a whole number from -1 to 1048576", &C::fit_tokens),
@@ -312,6 +316,7 @@ void KVCacheConfig::Validate() const {
   }
   Require(*this, "basis", basis != BasisKind::kFile || !basis_file.empty());
   Require(*this, "key_metric", key_metric == KeyMetric::kPlain || basis == BasisKind::kFile);
+  Require(*this, "key_mean", key_mean == KeyMean::kFixed || key_fit == KeyFit::kAveraged);
   const bool ordered = basis == BasisKind::kFit || basis == BasisKind::kFile;
   if (!ordered && (rank || bit_plan == BitPlan::kMixed || bit_plan == BitPlan::kSchedule)) {
     throw ConfigError(

@@ -148,7 +148,8 @@ class SideFit {
 };
 
 int64_t GroupBytes(const GroupCodec& g) {
-  return static_cast<int64_t>(sizeof(GroupCodec) + g.mean.size() * sizeof(float) +
+  return g.rotated_mean.nbytes() +
+         static_cast<int64_t>(sizeof(GroupCodec) + g.mean.size() * sizeof(float) +
                               (g.basis.size() + g.encoder.size()) * sizeof(uint16_t) +
                               g.plan.bits.size() * (1 + sizeof(uint32_t) + 2 * sizeof(float)));
 }
@@ -187,6 +188,10 @@ std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const Me
   auto codec = std::make_shared<LayerCodec>();
   codec->k =
       SideFit(config, method.keys, dim_k, moments.groups, moments.k, moments.q).Make(page_tokens);
+  for (size_t g = 0; g < moments.k_means.size(); ++g) {
+    codec->k.groups[g].rotated_mean = moments.k_means[g];
+    codec->k.groups[g].mean.clear();
+  }
   codec->v = SideFit(config, method.values, dim_v, moments.groups, moments.v, {}).Make(page_tokens);
   std::vector<const PagePlan*> k_plans, v_plans;
   for (const int g : codec->k.group_of_head) k_plans.push_back(&codec->k.groups[g].plan);

@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "codec/page_layout.h"
 #include "fit/moments.h"
+#include "fit/rotated_mean.h"
 #include "methods/method_table.h"
 #include "palu/spectrum.h"
 
@@ -17,10 +18,12 @@ namespace palu {
 // Transform and codec of the heads [heads.first, heads.last) of one side:
 //   latent = encoder (x - mean),   x ~ basis^T latent + mean
 // An empty mean is zero, an empty basis the identity, an empty encoder the basis.
+// Keys with a rotated mean: x is the key less that mean at its position.
 struct GroupCodec {
   HeadRange heads;
   int dim = 0;                  // D
   std::vector<float> mean;      // [D] or empty
+  RotatedMean rotated_mean;     // or empty
   std::vector<uint16_t> basis;  // [rank][D] fp16 or empty; orthonormal rows, or columns if rank > D
   std::vector<uint16_t> encoder;  // [rank][D] fp16 or empty
   PagePlan plan;                  // rank, bits, offsets
@@ -53,8 +56,9 @@ struct LayerCodec {
 // it. A method whose sides are identities needs none.
 struct LayerMoments {
   std::vector<HeadRange> groups;
-  std::vector<Moments> k, v;  // one per group, or none
-  std::vector<Moments> q;     // metric of the keys' errors, one per group, or none
+  std::vector<Moments> k, v;         // one per group, or none
+  std::vector<RotatedMean> k_means;  // taken from the keys before k was summed, or none
+  std::vector<Moments> q;            // metric of the keys' errors, one per group, or none
 };
 
 // Runs the fit: axes, ranks, bits, plans. Deterministic in the moments. dim_k, dim_v: head dims.
