@@ -63,6 +63,27 @@ INSTANTIATE_TEST_SUITE_P(Methods, MemoryOfOne,
                                          "svdq:fit_tokens=64", "rabitq"),
                          [](const auto& info) { return "config" + std::to_string(info.index); });
 
+TEST_P(MemoryOfOne, IsWhatTheEstimateSays) {
+  const Dims dims{1, 2, 1500, 64};
+  const RopeParams rope = Rope(64);
+  const Floats k = RopedKeys(dims, rope, 71), v = Gaussian(dims.size(), 72);
+  const KVCacheConfig config = KVCacheConfig::Parse(GetParam());
+  for (const int64_t tokens : {30, 500, 1500}) {
+    std::vector<KVCache> caches = KVCacheBuilder::ForModel(OneLayer(2, 64), config);
+    for (int64_t at = 0; at < tokens; at += 100) {
+      const int64_t n = std::min<int64_t>(100, tokens - at);
+      Feed(caches[0], k, dims, v, dims, at, n, &rope);
+    }
+    const auto bytes = static_cast<double>(caches[0].nbytes());
+    const auto estimate =
+        static_cast<double>(KVCacheBuilder::EstimateBytes(OneLayer(2, 64), config, tokens));
+    // The reference's rank is known only afterwards: the estimate takes the full one.
+    const bool open_rank = config.energy_threshold < 1;
+    EXPECT_LT(estimate, bytes * (open_rank ? 2.0 : 1.02)) << tokens;
+    EXPECT_GT(estimate, bytes * 0.98) << tokens;
+  }
+}
+
 TEST(MemoryOfModel, LayersAddUp) {
   const Dims dims{1, 3, 600, 64};
   const RopeParams rope = Rope(64);

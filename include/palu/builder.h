@@ -38,6 +38,12 @@ class KVCacheBuilder {
   // FormatError (a basis file that cannot be read or is of another model).
   // Sliding-window layers keep their window exact whatever the method.
   static std::vector<KVCache> ForModel(const ModelShape& shape, const KVCacheConfig& config);
+  // Bytes that the caches of ForModel will hold after `tokens` tokens per sequence, without making
+  // them: exact up to a percent or two, but for ranks that only the data decides
+  // (energy_threshold), where full rank is taken. Cost: one fit per layer on made-up moments.
+  // Errors: as ForModel.
+  static int64_t EstimateBytes(const ModelShape& shape, const KVCacheConfig& config,
+                               int64_t tokens);
   // Memory of all caches that share the accounting of `cache`: those made by the same call, and
   // their forks.
   static MemoryReport Memory(const KVCache& cache);

@@ -82,6 +82,7 @@ struct KVCacheConfig {
   bool quantize_values = true;  // false: value latents stay fp16
   BitPlan bit_plan = BitPlan::kAuto;
   double auto_bits = 4.0;  // kAuto: budget of codes + scales, bits per element of K and V, (0, 8]
+  double key_extra = 0;    // kAuto: bits per element moved from values to keys, -4..4
   int hi_bit = 4;          // kMixed: 1..8
   int lo_bit = 2;          // kMixed: 1..8, <= hi_bit
   double hi_fraction = 0.25;  // kMixed: [0, 1]

@@ -286,6 +286,18 @@ std::vector<KVCache> KVCacheBuilder::ForModel(const ModelShape& shape,
   return caches;
 }
 
+int64_t KVCacheBuilder::EstimateBytes(const ModelShape& shape, const KVCacheConfig& config,
+                                      int64_t tokens) {
+  KVCacheConfig unlimited = config;
+  unlimited.max_bytes = 0;
+  unlimited.energy_threshold = 1;
+  int64_t bytes = 0;
+  for (const KVCache& cache : ForModel(shape, unlimited)) {
+    bytes += shape.batch * EstimateLayerBytes(*cache.impl_->context, tokens);
+  }
+  return bytes;
+}
+
 MemoryReport KVCacheBuilder::Memory(const KVCache& cache) {
   const MemoryAccount& account = *cache.impl_->context->account;
   return {account.allocated(), account.peak(), account.limit()};

@@ -61,6 +61,11 @@ struct LayerContext {
   bool windowed() const { return shape.window > 0; }
 };
 
+inline constexpr int kSlabTokens = 256;  // of encoded pages, allocated together
+
+// Bytes of one sequence of this layer after `tokens` tokens.
+int64_t EstimateLayerBytes(const LayerContext& context, int64_t tokens);
+
 // A run of tokens with one layout, as attention walks it.
 struct Segment {
   const PageStore* store = nullptr;

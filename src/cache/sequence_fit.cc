@@ -8,8 +8,6 @@
 namespace palu {
 namespace {
 
-constexpr int kSlabTokens = 256;
-
 // Adds one head group's un-rotated keys as the cache will hold them: at every position, less their
 // rotated mean if the config asks for that.
 void AddKeys(Moments keys, const LayerContext& context, const RopeParams& rope,

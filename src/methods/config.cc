@@ -1,6 +1,7 @@
 // The options as a table: key, meaning, allowed range, how to read and write each.
 #include "palu/config.h"
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <utility>
@@ -191,6 +192,8 @@ const std::vector<Option>& Options() {
        "everywhere, or SVDq's",
        "auto:B with 0.25 <= B <= 8, mixed, a whole number from 1 to 8, or schedule", SetBits,
        GetBits},
+      NumberOption("key_extra", "bits per element moved from values to keys (bits=auto)",
+                   "a number from -4 to 4 that leaves both sides 0.25 to 8 bits", &C::key_extra),
       NumberOption("hi_bit", "bits of the leading channels (bits=mixed)",
                    "a whole number from 1 to 8", &C::hi_bit),
       NumberOption("lo_bit", "bits of the other channels (bits=mixed)",
@@ -293,6 +296,10 @@ void KVCacheConfig::Validate() const {
   Require(*this, "fit_tokens", fit_tokens >= -1 && fit_tokens <= (1 << 20));
   Require(*this, "bits", bit_plan != BitPlan::kAuto || (auto_bits >= 0.25 && auto_bits <= 8));
   Require(*this, "bits", bit_plan != BitPlan::kUniform || (uniform_bits >= 1 && uniform_bits <= 8));
+  const double least = auto_bits - std::abs(key_extra), largest = auto_bits + std::abs(key_extra);
+  Require(*this, "key_extra",
+          std::abs(key_extra) <= 4 &&
+              (bit_plan != BitPlan::kAuto || key_extra == 0 || (least >= 0.25 && largest <= 8)));
   Require(*this, "hi_bit", hi_bit >= 1 && hi_bit <= 8);
   Require(*this, "lo_bit", lo_bit >= 1 && lo_bit <= 8);
   Require(*this, "hi_fraction", hi_fraction >= 0 && hi_fraction <= 1);

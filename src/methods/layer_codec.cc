@@ -30,8 +30,8 @@ class SideFit {
  public:
   SideFit(const KVCacheConfig& config, const SideMethod& method, int dim,
           const std::vector<HeadRange>& ranges, const std::vector<Moments>& moments,
-          const std::vector<Moments>& metrics)
-      : config_(config), method_(method), ranges_(ranges) {
+          const std::vector<Moments>& metrics, double budget)
+      : config_(config), method_(method), ranges_(ranges), budget_(budget) {
     for (size_t g = 0; g < ranges_.size(); ++g) {
       axes_.push_back(MakeAxes(dim, moments.empty() ? nullptr : &moments[g],
                                metrics.empty() ? nullptr : &metrics[g]));
@@ -115,7 +115,7 @@ class SideFit {
                         static_cast<int>(axes_[g].dim()),
                         config_.basis != BasisKind::kNone});
     }
-    return WaterFill(groups, config_.scales, config_.group_size, config_.auto_bits);
+    return WaterFill(groups, config_.scales, config_.group_size, budget_);
   }
 
   // Channels of 0 bits are dropped from the basis.
@@ -143,6 +143,7 @@ class SideFit {
   const KVCacheConfig& config_;
   const SideMethod& method_;
   const std::vector<HeadRange>& ranges_;
+  const double budget_;  // of codes + scales, bits per element (bits=auto)
   std::vector<PrincipalAxes> axes_;
   std::vector<int> ranks_;
 };
@@ -185,14 +186,17 @@ std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const Me
                                            int dim_k, int dim_v, const LayerMoments& moments,
                                            const MemoryAccountPtr& account) {
   const int page_tokens = std::max(kBlockTokens, config.group_size);
+  const double key_bits = config.auto_bits + config.key_extra;
+  const double value_bits = config.auto_bits - config.key_extra * dim_k / dim_v;
   auto codec = std::make_shared<LayerCodec>();
-  codec->k =
-      SideFit(config, method.keys, dim_k, moments.groups, moments.k, moments.q).Make(page_tokens);
+  codec->k = SideFit(config, method.keys, dim_k, moments.groups, moments.k, moments.q, key_bits)
+                 .Make(page_tokens);
   for (size_t g = 0; g < moments.k_means.size(); ++g) {
     codec->k.groups[g].rotated_mean = moments.k_means[g];
     codec->k.groups[g].mean.clear();
   }
-  codec->v = SideFit(config, method.values, dim_v, moments.groups, moments.v, {}).Make(page_tokens);
+  codec->v = SideFit(config, method.values, dim_v, moments.groups, moments.v, {}, value_bits)
+                 .Make(page_tokens);
   std::vector<const PagePlan*> k_plans, v_plans;
   for (const int g : codec->k.group_of_head) k_plans.push_back(&codec->k.groups[g].plan);
   for (const int g : codec->v.group_of_head) v_plans.push_back(&codec->v.groups[g].plan);
