@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -15,7 +16,9 @@
 #include "interrupt.h"
 #include "palu/palu.h"
 #include "parallel.h"
+#include "progress.h"
 #include "run_options.h"
+#include "sha256.h"
 #include "verbs.h"
 
 namespace palu::app {
@@ -27,10 +30,80 @@ constexpr char kFooter[] =
     "batches of another size, so that its sums run in another order. decode/s is the speed of the "
     "scored half, in batches of --batch tokens (1 = generation). Bits are per element of K and V: "
     "code = codes and scales; stored = every byte of the sequence; at 32k = the same when it has "
-    "32,768 tokens. exact = tokens kept in fp16. +- is the standard error over chunks.";
+    "32,768 tokens. exact = tokens kept in fp16. +- is the standard error over chunks. With --json "
+    "FILE every finished chunk is kept in FILE.part: the same command again, or one with more "
+    "caches or chunks, measures only what is missing.";
+
+// Beside the file of --json, unless that is a device or the like; "" without.
+std::string PartPath(const EvalOptions& o) {
+  const std::filesystem::path json = o.json;
+  const bool special = std::filesystem::exists(json) && !std::filesystem::is_regular_file(json);
+  return o.json.empty() || special ? "" : o.json + ".part";
+}
+
+// Every output is tried before any work.
+void CheckOutputs(const EvalOptions& o) {
+  for (const std::string& path : {o.json, PartPath(o)}) {
+    if (!path.empty()) CheckWritable(path);
+  }
+}
+
+EvalKey KeyOf(const EvalOptions& o, const std::string& text) {
+  EvalKey key;
+  key.model = std::filesystem::path(o.model).filename();
+  if (!o.json.empty()) {
+    Note note("reading the model's checksum");
+    key.model_sha256 = Sha256OfFile(o.model);
+    key.text_sha256 = Sha256Of(text);
+  }
+  key.ctx = o.context;
+  key.batch = o.batch;
+  key.mode = "batch";
+  key.weights = "file";
+  key.version = PALU_VERSION;
+  return key;
+}
+
+void TellWhatIsLeft(const std::vector<EvalRow>& rows, const std::vector<Chunk>& chunks,
+                    const CellStore& store) {
+  int64_t found = 0;
+  for (const EvalRow& row : rows) {
+    for (size_t c = 0; c < chunks.size(); ++c) {
+      found += store.cells.contains({row.resolved, static_cast<int64_t>(c)});
+    }
+  }
+  if (found == 0) return;
+  const auto all = static_cast<int64_t>(rows.size() * chunks.size());
+  spdlog::info("{} of {} cells (cache x chunk) were measured before, {} to do", found, all,
+               all - found);
+}
+
+nlohmann::ordered_json Report(const EvalOptions& o, const EvalKey& key,
+                              const EvalResults& results) {
+  return {{"model", key.model},
+          {"model_sha256", key.model_sha256},
+          {"text_sha256", key.text_sha256},
+          {"ctx", key.ctx},
+          {"chunks", results.chunks},
+          {"batch", key.batch},
+          {"mode", key.mode},
+          {"kernel", KernelTarget()},
+          {"threads", ThreadCount(o.threads)},
+          {"version", key.version},
+          {"results", ToJson(results)}};
+}
+
+void TellWhatIsMissing(const EvalResults& results, size_t chunks) {
+  for (const EvalRow& row : results.unmeasured) {
+    spdlog::warn("{}: no chunk is finished, so it has no row", row.cache);
+  }
+  if (!results.rows.empty() && results.chunks < static_cast<int64_t>(chunks)) {
+    spdlog::warn("{} of {} chunks are finished for all rows", results.chunks, chunks);
+  }
+}
 
 int Eval(const EvalOptions& o) {
-  if (!o.json.empty()) CheckWritable(o.json);
+  CheckOutputs(o);
   const std::vector<EvalRow> rows = EvalRows(o);
   const std::string text = ReadText(o.file);
   RunOptions run;
@@ -38,15 +111,15 @@ int Eval(const EvalOptions& o) {
   run.context = o.context;
   const std::shared_ptr<const llama::Model> model = LoadModel(run);
   const std::vector<Chunk> chunks = CutChunks(*model, o, text);
+  CellStore store(PartPath(o), KeyOf(o, text));
+  TellWhatIsLeft(rows, chunks, store);
   CatchInterrupt();
-  CellMap cells;
-  const bool whole = MeasureCells(model, o, rows, chunks, cells, [] {});
-  const EvalResults results = SumUp(rows, cells, static_cast<int64_t>(chunks.size()));
-  WriteOut(ToTable(results));
-  if (!o.json.empty()) {
-    nlohmann::ordered_json json;
-    json["results"] = ToJson(results);
-    WriteJson(o.json, json);
+  const bool whole = MeasureCells(model, o, rows, chunks, store.cells, [&] { store.Save(); });
+  const EvalResults results = SumUp(rows, store.cells, static_cast<int64_t>(chunks.size()));
+  TellWhatIsMissing(results, chunks.size());
+  if (!results.rows.empty()) {
+    WriteOut(ToTable(results));
+    if (!o.json.empty()) WriteJson(o.json, Report(o, store.key(), results));
   }
   return whole ? 0 : kInterruptedExit;
 }

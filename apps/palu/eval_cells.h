@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +31,37 @@ inline constexpr char kReferenceCell[] = "reference";
 
 // Cells by (resolved cache text, chunk).
 using CellMap = std::map<std::pair<std::string, int64_t>, Cell>;
+
+// What cells depend on beside cache and chunk.
+struct EvalKey {
+  std::string model;  // file name, for messages
+  std::string model_sha256, text_sha256;
+  int64_t ctx = 0, batch = 0;
+  std::string mode;     // "batch", "decode"
+  std::string weights;  // "file", "f32"
+  std::string version;  // of the program
+};
+
+// Cells, and small results of other checks, with their file.
+class CellStore {
+ public:
+  // Reads the part file where there is one. path: "" keeps nothing. Errors: FormatError (damaged,
+  // or of another model, text or setting: the message names the difference and the way out).
+  CellStore(std::string path, EvalKey key);
+
+  CellMap cells;
+  std::map<std::string, nlohmann::ordered_json> notes;  // by a name that says all it depends on
+
+  // Replaces the file at once, so that it is whole whenever the program ends. Errors: FormatError.
+  void Save() const;
+  const EvalKey& key() const { return key_; }
+
+ private:
+  void Load(const std::string& bytes);
+
+  std::string path_;
+  EvalKey key_;
+};
 
 }  // namespace palu::app
 

@@ -118,7 +118,7 @@ std::string ToTable(const EvalResults& results) {
   size_t name = 5;
   for (const RowResult& r : results.rows) name = std::max(name, r.row.cache.size());
   std::string text = fmt::format(
-      "{:<{}} {:>6} {:>6} {:>6} {:>5} {:>7} {:>8} {:>7} {:>8} {:>7} {:>6} {:>8} {:>6} {:>7} {:>8} "
+      "{:<{}} {:>6} {:>6} {:>6} {:>5} {:>7} {:>8} {:>7} {:>8} {:>7} {:>6} {:>9} {:>7} {:>9} {:>8} "
       "{:>8}\n",
       "cache", name, "code", "stored", "at 32k", "exact", "MiB", "KL", "+-", "median", "99.9%",
       "top1 %", "ppl", "+-", "diff", "prompt/s", "decode/s");
@@ -129,7 +129,7 @@ std::string ToTable(const EvalResults& results) {
             Number(r.kv_mib, 7, 2);
     text += Number(r.kl.mean, 8, 5) + Number(r.kl.standard_error, 7, 5) +
             Number(r.kl_median, 8, 5) + Number(r.kl_p999, 7, 4) + Number(100 * r.top1, 6, 2);
-    text += Number(r.ppl, 8, 4) + Number(r.ppl_se, 6, 3) + Number(r.ppl_diff, 7, 4) +
+    text += Number(r.ppl, 9, 4) + Number(r.ppl_se, 7, 3) + Number(r.ppl_diff, 9, 4) +
             Number(r.prompt_tok_s, 8, 1) + Number(r.decode_tok_s, 8, 1) + "\n";
   }
   return text;
