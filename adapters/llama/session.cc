@@ -74,6 +74,9 @@ void Session::Impl::KeepLogits(LogitRows rows, int64_t done, int64_t n) {
   if (rows == LogitRows::kLast) {
     logits = llama_get_logits_ith(driver->context(), -1);
     logit_rows = 1;
+  } else if (rows == LogitRows::kAll && all_logits.empty()) {
+    logits = llama_get_logits(driver->context());
+    logit_rows = n;
   } else if (rows == LogitRows::kAll) {
     std::copy_n(llama_get_logits(driver->context()), n * vocabulary,
                 all_logits.begin() + done * vocabulary);
@@ -129,8 +132,10 @@ bool Session::Decode(std::span<const Token> tokens, LogitRows rows,
   s.logits = nullptr;
   s.logit_rows = 0;
   const int64_t start = s.position;
-  const size_t kept =
-      rows == LogitRows::kAll ? tokens.size() * static_cast<size_t>(s.model->info().vocabulary) : 0;
+  // The logits of a single batch stay where llama.cpp has them: a row may have a megabyte.
+  const bool gathers =
+      rows == LogitRows::kAll && static_cast<int64_t>(tokens.size()) > s.options.ubatch;
+  const size_t kept = gathers ? tokens.size() * static_cast<size_t>(s.model->info().vocabulary) : 0;
   try {
     s.all_logits.resize(kept);
   } catch (const std::exception&) {

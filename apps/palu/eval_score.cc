@@ -2,79 +2,75 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <numeric>
+#include <utility>
 
-#include "palu/errors.h"
+#include "parallel.h"
 
 namespace palu::app {
-namespace {
 
-// log sum exp; also finds the largest.
-double LogSum(std::span<const float> logits, int32_t& top) {
-  top = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-  const float max = logits[top];
-  double sum = 0;
-  for (const float x : logits) sum += std::exp(x - max);
-  if (!std::isfinite(sum))
-    throw InputError("a logit is NaN or infinite; the cache or the model is broken");
-  return max + std::log(sum);
+void ReferenceBlock::Add(const LogitView& logits, int threads) {
+  if (logits.empty()) return;
+  const size_t before = sums_.size();
+  vocabulary_ = logits[0].size();
+  sums_.resize(before + logits.size());
+  const size_t needed = sums_.size() * vocabulary_;
+  if (logits_.size() < needed) {
+    logits_.resize(needed);
+    p_.resize(needed);
+  }
+  ParallelFor(static_cast<int64_t>(logits.size()), threads, [&](int64_t i) {
+    const size_t at = before + i;
+    std::copy(logits[i].begin(), logits[i].end(), logits_.begin() + at * vocabulary_);
+    sums_[at] = SumExp(logits[i]);
+    if (sums_[at].finite) {
+      Probabilities(logits[i], sums_[at], {p_.data() + at * vocabulary_, vocabulary_});
+    }
+  });
 }
 
-}  // namespace
+float ReferenceBlock::Nll(int64_t i, int32_t next) const {
+  return static_cast<float>(sums_[i].log_sum() - logits_[i * vocabulary_ + next]);
+}
+
+std::vector<PositionScore> ReferenceBlock::Score(int64_t first, const LogitView& logits,
+                                                 std::span<const int32_t> next, int threads) const {
+  std::vector<PositionScore> scores(logits.size());
+  ParallelFor(static_cast<int64_t>(logits.size()), threads, [&](int64_t i) {
+    const SoftmaxSum& reference = sums_[first + i];
+    const SoftmaxSum sum = SumExp(logits[i]);
+    if (!reference.finite || !sum.finite) return;
+    const size_t row = (first + i) * vocabulary_;
+    // sum p (log p - log q), where log p - log q = (a - b) + (log sum of q - log sum of p).
+    const double kl = WeightedDifference({p_.data() + row, vocabulary_},
+                                         {logits_.data() + row, vocabulary_}, logits[i]) +
+                      sum.log_sum() - reference.log_sum();
+    PositionScore& score = scores[i];
+    score.kl = static_cast<float>(std::max(0.0, kl));
+    score.nll = static_cast<float>(sum.log_sum() - logits[i][next[i]]);
+    score.same_top = sum.top == reference.top;
+    score.finite = std::isfinite(kl) && std::isfinite(score.nll);
+  });
+  return scores;
+}
 
 Estimate MeanOverChunks(std::span<const double> means) {
-  Estimate e;
-  const double n = static_cast<double>(means.size());
-  if (means.empty()) return e;
-  for (const double m : means) e.mean += m / n;
-  if (means.size() < 2) return e;
+  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  const auto n = static_cast<double>(means.size());
+  if (means.empty()) return {kUnknown, kUnknown};
+  const double mean = std::accumulate(means.begin(), means.end(), 0.0) / n;
+  if (means.size() == 1) return {mean, kUnknown};
   double squares = 0;
-  for (const double m : means) squares += (m - e.mean) * (m - e.mean);
-  e.standard_error = std::sqrt(squares / (n - 1) / n);
-  return e;
+  for (const double m : means) squares += (m - mean) * (m - mean);
+  return {mean, std::sqrt(squares / (n - 1) / n)};
 }
 
 double Quantile(std::vector<float>& values, double q) {
-  if (values.empty()) return 0;
+  if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
   const auto at = static_cast<size_t>(std::llround(q * static_cast<double>(values.size() - 1)));
   std::nth_element(values.begin(), values.begin() + at, values.end());
   return values[at];
-}
-
-void ReferenceRow::Set(std::span<const float> logits) {
-  const double log_sum = LogSum(logits, top);
-  log_p.resize(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i) log_p[i] = static_cast<float>(logits[i] - log_sum);
-}
-
-PositionScore ScorePosition(const ReferenceRow& reference, std::span<const float> logits,
-                            int32_t next) {
-  PositionScore score;
-  int32_t top;
-  const double log_sum = LogSum(logits, top);
-  double kl = 0;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    const float log_p = reference.log_p[i];
-    if (log_p < -40) continue;  // below 1e-17 of the mass
-    kl += std::exp(log_p) * (log_p - (logits[i] - log_sum));
-  }
-  score.kl = static_cast<float>(std::max(0.0, kl));
-  score.nll = static_cast<float>(log_sum - logits[next]);
-  score.same_top = top == reference.top;
-  return score;
-}
-
-void ScoreSum::AddChunk(std::span<const PositionScore> scores) {
-  double kl_sum = 0, nll_sum = 0;
-  for (const PositionScore& s : scores) {
-    kl.push_back(s.kl);
-    kl_sum += s.kl;
-    nll_sum += s.nll;
-    same_top += s.same_top;
-  }
-  positions += static_cast<int64_t>(scores.size());
-  nll += nll_sum;
-  chunk_kl.push_back(kl_sum / static_cast<double>(scores.size()));
-  chunk_nll.push_back(nll_sum / static_cast<double>(scores.size()));
 }
 
 }  // namespace palu::app

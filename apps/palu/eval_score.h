@@ -6,44 +6,54 @@
 #include <span>
 #include <vector>
 
+#include "softmax.h"
+
 namespace palu::app {
 
-// Mean and its standard error over chunks (tokens of one chunk depend on each other, chunks
-// hardly).
+// Logits of some positions, [position][vocabulary]; the rows lie wherever the session has them.
+using LogitView = std::vector<std::span<const float>>;
+
+// What one position says about a cache.
+struct PositionScore {
+  float kl = 0;   // KL(reference || cache), nats, clamped at 0 from below
+  float nll = 0;  // -log probability of the token that follows in the text
+  bool same_top = false;
+  bool finite = false;  // false: a logit is NaN or +infinity, or -infinity where the reference
+                        // sees a probability; the other fields mean nothing then
+};
+
+// The reference's distributions at some positions in a row, made once and compared with those of
+// every cache. Cost: 8 bytes per position and vocabulary entry.
+class ReferenceBlock {
+ public:
+  void Clear() { sums_.clear(); }
+  // Appends positions; logits are copied. Positions are shared among `threads` threads.
+  void Add(const LogitView& logits, int threads);
+  // Whether the reference's own logits at position i are numbers.
+  bool finite(int64_t i) const { return sums_[i].finite; }
+  // -log probability of `next` at position i.
+  float Nll(int64_t i, int32_t next) const;
+
+  // Scores logits of positions first, first + 1, ...; next[i] follows the i-th of them in the text.
+  // Absolute error of kl: about 1e-7.
+  std::vector<PositionScore> Score(int64_t first, const LogitView& logits,
+                                   std::span<const int32_t> next, int threads) const;
+
+ private:
+  size_t vocabulary_ = 0;
+  std::vector<SoftmaxSum> sums_;
+  std::vector<float> logits_, p_;  // [position][vocabulary]
+};
+
+// Mean and its standard error over chunks (positions of one chunk depend on each other, chunks
+// hardly). What is not known is NaN: the mean of none, the error of one.
 struct Estimate {
   double mean = 0, standard_error = 0;
 };
 Estimate MeanOverChunks(std::span<const double> chunk_means);
 
-// The q-quantile, 0 <= q <= 1, of values that are reordered; 0 when empty.
+// The q-quantile, 0 <= q <= 1, of values that are reordered; NaN when empty.
 double Quantile(std::vector<float>& values, double q);
-
-// Log-probabilities of one position of the reference.
-struct ReferenceRow {
-  std::vector<float> log_p;
-  int32_t top = 0;
-  void Set(std::span<const float> logits);  // throws InputError on NaN
-};
-
-// What one position adds.
-struct PositionScore {
-  float kl = 0;   // KL(reference || cache), nats, clamped at 0 from below
-  float nll = 0;  // of the next token
-  bool same_top = false;
-};
-// Throws InputError on NaN.
-PositionScore ScorePosition(const ReferenceRow& reference, std::span<const float> logits,
-                            int32_t next);
-
-// All positions of one cache.
-struct ScoreSum {
-  std::vector<float> kl;  // every scored position
-  std::vector<double> chunk_kl, chunk_nll;
-  int64_t same_top = 0, positions = 0;
-  double nll = 0;
-
-  void AddChunk(std::span<const PositionScore> positions);
-};
 
 }  // namespace palu::app
 

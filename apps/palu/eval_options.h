@@ -1,0 +1,38 @@
+// File: eval_options.h - what `palu eval` was asked for.
+#ifndef PALU_APPS_EVAL_OPTIONS_H_
+#define PALU_APPS_EVAL_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace palu::app {
+
+struct EvalOptions {
+  std::string model, file, json;
+  std::vector<std::string> caches;  // as typed
+  int64_t context = 4096, chunks = 4;
+  int64_t batch = 64;   // tokens per batch in the scored half: a query sees so many tokens exactly
+                        // at most, beside the window
+  bool decode = false;  // --mode decode: one token per batch
+  int threads = 0;      // 0 = all cores
+};
+
+// One row of the results.
+struct EvalRow {
+  std::string cache;     // as typed
+  std::string resolved;  // all options spelled out: names its cells
+  // The reference's own cache: runs in batches of another size, so that its distance from the
+  // reference is that of another order of additions.
+  bool noise_floor = false;
+};
+
+// One row per cache, without the second of two that mean the same. Errors: ConfigError.
+std::vector<EvalRow> EvalRows(const EvalOptions& options);
+
+// The cache that all others are compared with.
+inline constexpr char kReferenceCache[] = "fp16";
+
+}  // namespace palu::app
+
+#endif  // PALU_APPS_EVAL_OPTIONS_H_

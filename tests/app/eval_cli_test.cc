@@ -1,0 +1,214 @@
+// `palu eval` from the outside, with a small random model.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "program.h"
+#include "sha256.h"
+#include "text_model.h"
+
+namespace palu::app {
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+// One line "palu: error: ..." with `part` in it, and nothing on standard output.
+void ExpectFailure(const Outcome& outcome, int code, const std::string& part) {
+  EXPECT_EQ(outcome.code, code) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_EQ(outcome.err.rfind("palu: error: ", 0), 0u) << outcome.err;
+  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  EXPECT_NE(outcome.err.find(part), std::string::npos) << "no '" << part << "' in " << outcome.err;
+}
+
+class EvalCli : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = new TempFolder;
+    WriteTextModel(Path("model.gguf"), false);
+    std::string text;
+    for (int i = 0; text.size() < 40000; ++i) text += "Line " + std::to_string(i * 7919) + ". ";
+    folder_->Put("text", text);
+  }
+  static void TearDownTestSuite() { delete folder_; }
+
+  void SetUp() override {
+    for (const char* name : {"out.json", "out.json.part"}) fs::remove(Path(name));
+  }
+
+  static std::string Path(const std::string& name) { return folder_->Path(name); }
+  static Words EvalWith(Words more) {
+    Words words = {"eval", "-t", "1", "-m", Path("model.gguf"), "-f", Path("text")};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  static nlohmann::json Json(const std::string& name = "out.json") {
+    return nlohmann::json::parse(folder_->Get(name));
+  }
+  static const nlohmann::json& Row(const nlohmann::json& json, const std::string& cache) {
+    for (const nlohmann::json& row : json.at("results")) {
+      if (row.at("cache") == cache) return row;
+    }
+    throw std::runtime_error("no row " + cache);
+  }
+
+  static TempFolder* folder_;
+};
+
+TempFolder* EvalCli::folder_ = nullptr;
+
+TEST_F(EvalCli, MeasuresEveryCacheOnTheSameTokens) {
+  const Outcome outcome = Palu(
+      EvalWith({"--ctx", "512", "--chunks", "2", "--cache", "fp16", "--cache", "fp32", "--cache",
+                "palu:bits=auto:2", "--cache", "llama:q8_0", "--json", Path("out.json")}));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const nlohmann::json json = Json();
+  EXPECT_EQ(json.at("model"), "model.gguf");
+  EXPECT_EQ(json.at("model_sha256"), Sha256OfFile(Path("model.gguf")));
+  EXPECT_EQ(json.at("text_sha256"), Sha256OfFile(Path("text")));
+  EXPECT_EQ(json.at("ctx"), 512);
+  EXPECT_EQ(json.at("chunks"), 2);
+  EXPECT_EQ(json.at("batch"), 64);
+  EXPECT_EQ(json.at("mode"), "batch");
+  EXPECT_EQ(json.at("threads"), 1);
+  ASSERT_EQ(json.at("results").size(), 4u);
+  const auto &exact = Row(json, "fp32"), &packed = Row(json, "palu:bits=auto:2"),
+             &theirs = Row(json, "llama:q8_0");
+  // Packed further is further away, and smaller.
+  EXPECT_LT(exact.at("kl_mean"), 1e-4);
+  EXPECT_GT(packed.at("kl_mean"), 10 * exact.at("kl_mean").get<double>());
+  EXPECT_GT(packed.at("kl_p999"), packed.at("kl_median"));
+  EXPECT_GT(packed.at("kl_mean_se"), 0);
+  EXPECT_LT(packed.at("stored_bits_per_element"), exact.at("stored_bits_per_element"));
+  EXPECT_LT(packed.at("stored_bits_at_32k"), packed.at("stored_bits_per_element"));
+  EXPECT_GT(packed.at("stored_bits_at_32k"), packed.at("code_bits"));
+  EXPECT_EQ(exact.at("exact_tokens"), 511);
+  EXPECT_LT(packed.at("exact_tokens"), 200);
+  EXPECT_EQ(theirs.at("code_bits"), 8.5);
+  EXPECT_EQ(theirs.at("stored_bits_at_32k"), 8.5);
+  for (const nlohmann::json& row : json.at("results")) {
+    // Random weights: about as good as guessing one of 320 tokens.
+    EXPECT_GT(row.at("ppl"), 50);
+    EXPECT_LT(row.at("top1"), 1.0 + 1e-9);
+    EXPECT_GT(row.at("prompt_tok_s"), 0);
+    EXPECT_GT(row.at("decode_tok_s"), 0);
+    EXPECT_NE(outcome.out.find(row.at("cache").get<std::string>()), std::string::npos);
+  }
+}
+
+TEST_F(EvalCli, TheRowOfTheReferenceItselfIsANoiseFloor) {
+  for (const char* batch : {"64", "1"}) {
+    const Outcome outcome =
+        Palu(EvalWith({"--ctx", "256", "--chunks", "1", "--batch", batch, "--cache", "fp16",
+                       "--cache", "fp32", "--json", Path("floor.json")}));
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const double floor = Row(Json("floor.json"), "fp16").at("kl_p999");
+    EXPECT_GT(floor, 0) << "equal bits: the row says nothing about noise";
+    EXPECT_LT(floor, 1e-4);
+    fs::remove(Path("floor.json.part"));
+  }
+}
+
+TEST_F(EvalCli, ASecondRunMeasuresOnlyWhatIsMissing) {
+  const Words first = {"--ctx",   "256",  "--chunks", "2",
+                       "--cache", "fp32", "--json",   Path("out.json")};
+  ASSERT_EQ(Palu(EvalWith(first)).code, 0);
+  const nlohmann::json before = Json();
+  // Nothing is missing: every figure comes back, speeds too.
+  const Outcome again = Palu(EvalWith(first));
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_NE(again.err.find("2 of 2 cells (cache x chunk) were measured before, 0 to do"),
+            std::string::npos)
+      << again.err;
+  EXPECT_EQ(Json(), before);
+  // A cache and a chunk more.
+  const Outcome more = Palu(EvalWith({"--ctx", "256", "--chunks", "3", "--cache", "fp32", "--cache",
+                                      "llama:q4_0", "--json", Path("out.json")}));
+  EXPECT_EQ(more.code, 0) << more.err;
+  EXPECT_NE(more.err.find("2 of 6 cells (cache x chunk) were measured before, 4 to do"),
+            std::string::npos)
+      << more.err;
+  EXPECT_EQ(Json().at("chunks"), 3);
+  // As if it had been measured at once.
+  ASSERT_EQ(Palu(EvalWith({"--ctx", "256", "--chunks", "3", "--cache", "fp32", "--cache",
+                           "llama:q4_0", "--json", Path("once.json")}))
+                .code,
+            0);
+  for (const char* cache : {"fp32", "llama:q4_0"}) {
+    for (const char* figure : {"kl_mean", "kl_mean_se", "kl_p999", "ppl", "ppl_diff", "top1"}) {
+      EXPECT_EQ(Row(Json(), cache).at(figure), Row(Json("once.json"), cache).at(figure)) << figure;
+    }
+  }
+}
+
+TEST_F(EvalCli, CellsOfAnotherSettingAreRefused) {
+  ASSERT_EQ(Palu(EvalWith({"--ctx", "128", "--chunks", "1", "--cache", "fp32", "--json",
+                           Path("out.json")}))
+                .code,
+            0);
+  ExpectFailure(Palu(EvalWith({"--ctx", "256", "--chunks", "1", "--cache", "fp32", "--json",
+                               Path("out.json")})),
+                1, "ctx is 128 there and 256 here; delete it or choose another --json");
+  folder_->Put("out.json.part", folder_->Get("out.json.part").substr(0, 1000));
+  ExpectFailure(Palu(EvalWith({"--ctx", "128", "--chunks", "1", "--cache", "fp32", "--json",
+                               Path("out.json")})),
+                1, "out.json.part is damaged");
+}
+
+TEST_F(EvalCli, CtrlCKeepsAndPrintsWhatIsFinished) {
+  bool sent = false;
+  Invocation call;
+  call.arguments = EvalWith({"--ctx", "256", "--chunks", "150", "--cache", "fp32", "--cache",
+                             "palu", "--json", Path("out.json")});
+  call.watch = [&](pid_t id, const std::string&) {
+    if (!sent && fs::exists(Path("out.json.part"))) sent = kill(id, SIGINT) == 0;
+  };
+  const Outcome stopped = Palu(call);
+  EXPECT_EQ(stopped.code, 130) << stopped.err;
+  const nlohmann::json json = Json();
+  const int chunks = json.at("chunks");
+  EXPECT_GE(chunks, 1);
+  EXPECT_LT(chunks, 150);
+  EXPECT_NE(stopped.out.find("palu"), std::string::npos) << stopped.out;
+  EXPECT_NE(stopped.err.find("chunks are finished for all rows"), std::string::npos) << stopped.err;
+  // Asked for no more than that, the same command has nothing to do.
+  const Outcome again =
+      Palu(EvalWith({"--ctx", "256", "--chunks", std::to_string(chunks), "--cache", "fp32",
+                     "--cache", "palu", "--json", Path("out.json")}));
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_NE(again.err.find(" 0 to do"), std::string::npos) << again.err;
+  EXPECT_EQ(Json(), json);
+}
+
+TEST_F(EvalCli, BadInputIsRefusedBeforeAnyWork) {
+  ExpectFailure(Palu(EvalWith({"--ctx", "65536", "--cache", "fp32"})), 1,
+                "one chunk of --ctx 65536 needs 65535");
+  ExpectFailure(Palu(EvalWith({"--cache", "palo"})), 2, "palo");
+  ExpectFailure(Palu(EvalWith({"--ctx", "128", "--cache", "llama:f17"})), 2, "f17");
+  ExpectFailure(Palu(EvalWith({"--ctx", "10", "--cache", "fp32"})), 2, "--ctx");
+  ExpectFailure(Palu(EvalWith({})), 2, "--cache is required");
+  const std::string path = Path("no/such/folder/out.json");
+  ExpectFailure(Palu({"eval", "-m", Path("missing.gguf"), "-f", Path("text"), "--cache", "fp32",
+                      "--json", path}),
+                1, "cannot write " + path);
+}
+
+TEST_F(EvalCli, TheSameCacheTwiceIsOneRow) {
+  const Outcome outcome =
+      Palu(EvalWith({"--ctx", "128", "--chunks", "1", "--cache", "palu", "--cache",
+                     "palu:sink_tokens=4", "--json", Path("out.json")}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(Json().at("results").size(), 1u);
+  EXPECT_NE(outcome.err.find("--cache palu:sink_tokens=4 means the same as palu"),
+            std::string::npos)
+      << outcome.err;
+}
+
+}  // namespace
+}  // namespace palu::app
