@@ -52,7 +52,8 @@ TEST(CacheChunks, BytesDoNotDependOnHowTokensCame) {
   for (const std::string config :
        {"palu:fit_tokens=96,recent_tokens=20", "palu:fit_tokens=200,group_size=128", "fp16",
         "palu:fit_tokens=96,scales=minmax,quantize_values=false,recent_tokens=0,sink_tokens=0",
-        "palu:fit_tokens=96,recent_tokens=20,key_mean=rotated", "kivi", "uniform:bits=3",
+        "palu:fit_tokens=96,recent_tokens=20,key_mean=rotated",
+        "palu:fit_tokens=150,recent_tokens=20,joint_heads=2", "kivi", "uniform:bits=3",
         "svdq:fit_tokens=96", "rabitq:fit_tokens=96,recent_tokens=20"}) {
     SCOPED_TRACE(config);
     const Snapshot once = Take(Fed(config, d, {.batch = 2}));
@@ -179,6 +180,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "palu:fit_tokens=96,recent_tokens=20,quantize_values=false", "fp16",
                     "palu:fit_tokens=1000", "kivi:bits=4,recent_tokens=20", "uniform:bits=4",
                     "palu:fit_tokens=96,recent_tokens=20,key_mean=rotated",
+                    "palu:fit_tokens=150,recent_tokens=20,key_mean=rotated,joint_heads=2",
                     "svdq:fit_tokens=96,bits=4", "rabitq:fit_tokens=96,bits=4"),
     [](const auto& info) { return "config" + std::to_string(info.index); });
 

@@ -155,6 +155,31 @@ TEST_F(BasisFile, NeedsToKnowTheRotation) {
   EXPECT_EQ(cache.size(), 0);
 }
 
+TEST_F(BasisFile, OfJointHeadsServesJointAndSingleHeads) {
+  Calibrator calibrator(shape_, shape_.model, 2);
+  // The second head repeats the first: together they need half the channels.
+  Floats k = RopedKeys(dims_, rope_, 61), v = Gaussian(dims_.size(), 62);
+  for (Floats* x : {&k, &v}) {
+    std::copy_n(x->begin(), dims_.tokens * dims_.dim, x->begin() + dims_.tokens * dims_.dim);
+  }
+  const Floats q = UnevenQueries(qd_, rope_, 63);
+  calibrator.AddKeysValues(0, Whole(k, dims_), Whole(v, dims_), 0, &rope_);
+  calibrator.AddQueries(0, Whole(q, qd_), 0, &rope_);
+  calibrator.Save(Path("joint.basis"));
+  const auto value_error = [&](const std::string& options) {
+    KVCache cache = Open("palu:bits=auto:2,recent_tokens=0,basis=" + Path("joint.basis") + options);
+    Feed(cache, k, dims_, v, dims_, 0, kTokens, &rope_);
+    return RelL2(ToFloats(cache.Reconstruct().v), v);
+  };
+  const double joint = value_error(",joint_heads=2"), single = value_error(",joint_heads=1");
+  EXPECT_LT(joint, 0.4 * single);  // 4 bits against 2
+  EXPECT_LT(value_error(",joint_heads=2,key_metric=queries,key_mean=rotated"), 0.4 * single);
+  EXPECT_GT(single, 0.2);
+  const std::string config = "palu:joint_heads=2,basis=" + Write();
+  ExpectSays(MessageOf<FormatError>([&] { Open(config); }),
+             {"joins 1 heads", "asks for 2", "--joint-heads 2"});
+}
+
 // ---- files that are refused ----
 
 TEST_F(BasisFile, ThatIsMissingOrForeign) {

@@ -443,7 +443,8 @@ TEST(FitLayerTest, RanksAndBasesOfEachGroup) {
   // Two groups of unlike rank: the policies differ.
   const Floats low = WithSingularValues(512, 32, Decay(4, 100, 0.99), 12);
   const Floats high = WithSingularValues(512, 32, Decay(16, 100, 0.99), 13);
-  LayerMoments moments{HeadGroups(4, 2),
+  LayerMoments moments{HeadGroups(4, 4),
+                       HeadGroups(4, 2),
                        {MomentsOf(low, 32), MomentsOf(high, 32)},
                        {MomentsOf(high, 32), MomentsOf(low, 32)}};
   const auto account = std::make_shared<MemoryAccount>(0);
@@ -460,7 +461,7 @@ TEST(FitLayerTest, RanksAndBasesOfEachGroup) {
     EXPECT_EQ(codec->v.groups[0].rank(), ranks.second) << policy;
     for (const GroupCodec& g : codec->k.groups)
       EXPECT_EQ(g.basis.size(), static_cast<size_t>(g.rank()) * 32);
-    EXPECT_EQ(codec->k.group_of_head, (std::vector<int>{0, 0, 1, 1}));
+    EXPECT_EQ(codec->k.group_of_unit, (std::vector<int>{0, 0, 1, 1}));
     EXPECT_EQ(account->allocated(), codec->basis_bytes());
   }
   EXPECT_EQ(account->allocated(), 0);

@@ -60,6 +60,7 @@ INSTANTIATE_TEST_SUITE_P(Methods, MemoryOfOne,
                                          "palu:fit_tokens=200,quantize_values=false,group_size=128",
                                          "fp16", "fp32", "kivi:recent_tokens=20", "uniform",
                                          "palu:fit_tokens=96,key_mean=rotated",
+                                         "palu:fit_tokens=150,key_mean=rotated,joint_heads=2",
                                          "svdq:fit_tokens=64", "rabitq"),
                          [](const auto& info) { return "config" + std::to_string(info.index); });
 

@@ -219,7 +219,8 @@ TEST_P(OracleTest, FitsTheSameRanksBitsAndAxes) {
   SCOPED_TRACE(c.config);
   const KVCacheConfig config = KVCacheConfig::Parse(c.config);
   const int64_t first = config.sink_tokens, n = config.fit_tokens - first;
-  LayerMoments moments{HeadGroups(c.heads, config.n_head_groups), {}, {}};
+  LayerMoments moments;
+  DivideHeads(config, FindMethod("palu"), c.heads, moments);
   for (const HeadRange& range : moments.groups) {
     Moments k(static_cast<int>(c.kd.dim)), v(static_cast<int>(c.vd.dim));
     for (int h = range.first; h < range.last; ++h) {

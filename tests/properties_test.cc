@@ -73,7 +73,7 @@ TEST(Properties, PrefillStoresPackedLatentsAndNoFullKOrV) {
   // Bases V [D, r] in fp16 and means in fp32, for 4 groups and 2 sides.
   const int64_t numbers = 2 * 4 * (64 * 16 * 2 + 64 * 4);
   EXPECT_GE(stats.basis_bytes, numbers);
-  EXPECT_LT(stats.basis_bytes, numbers * 12 / 10);
+  EXPECT_LT(stats.basis_bytes, numbers * 13 / 10);
   // Everything else together is less than a tenth of K and V.
   EXPECT_LT(stats.nbytes, stats.fp16_bytes / 3);
   EXPECT_LT(stats.window_bytes, stats.fp16_bytes / 10);

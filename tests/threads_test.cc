@@ -54,6 +54,7 @@ TEST_P(ThreadCounts, GiveTheSameBitsInAWindow) {
 INSTANTIATE_TEST_SUITE_P(Methods, ThreadCounts,
                          testing::Values("palu:fit_tokens=96,recent_tokens=20", "palu:reference",
                                          "palu:fit_tokens=96,quantize_values=false,group_size=64",
+                                         "palu:fit_tokens=150,joint_heads=2,key_mean=rotated",
                                          "fp16", "kivi:recent_tokens=20", "svdq:fit_tokens=96",
                                          "rabitq:fit_tokens=96"),
                          [](const auto& info) { return "config" + std::to_string(info.index); });

@@ -25,7 +25,8 @@ struct FitOptions {
   std::string model, file, out;
   int64_t context = 2048;      // tokens of a chunk
   int64_t max_tokens = 65536;  // of the text; 0 = all
-  int64_t skip = 4;            // first tokens of every chunk
+  int joint_heads = 1;
+  int64_t skip = 4;  // first tokens of every chunk
   int threads = 0;
 };
 
@@ -56,7 +57,7 @@ int Fit(const FitOptions& o) {
         fmt::format("{} has {} tokens; a fit needs at least {}", o.file, count, 2 * o.skip + 3));
   }
   const std::unique_ptr<llama::Session> session = OpenSession(model, run, o.context);
-  Calibrator calibrator(model->shape(), model->shape().model);
+  Calibrator calibrator(model->shape(), model->shape().model, o.joint_heads);
   const auto rope_or_null = [](const RopeParams& rope) {
     return rope.inv_freq.empty() ? nullptr : &rope;
   };
@@ -114,6 +115,11 @@ void AddFit(CLI::App& app, Action& action) {
   verb->add_option("--max-tokens", o.max_tokens, "Use so many tokens of the text; 0 = all")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 30).description(""))
+      ->type_name("N");
+  verb->add_option("--joint-heads", o.joint_heads,
+                   "For caches with so many joint_heads; they may always use 1")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024).description(""))
       ->type_name("N");
   verb->add_option("--skip", o.skip, "First tokens of every chunk to leave out")
       ->capture_default_str()

@@ -24,12 +24,12 @@
 namespace palu {
 
 // Threads: one at a time.
-// Memory: H * (Dk^2 + Dv^2 + Dk^2) doubles per layer.
+// Memory: H * (Dk^2 + Dv^2 + Dk^2) doubles per layer, those of K and V times joint_heads.
 class Calibrator {
  public:
-  // `model` names the model in the file; a cache of another model refuses the file.
-  // Errors: InputError (shape out of range).
-  Calibrator(const ModelShape& shape, std::string model);
+  // `model` names the model in the file; a cache of another model refuses the file. joint_heads: of
+  // the caches that will open it; they may always use 1. Errors: InputError (shape out of range).
+  Calibrator(const ModelShape& shape, std::string model, int joint_heads = 1);
   ~Calibrator();
 
   // k, v: [1, H, n, D], keys after RoPE; `layer` is LayerShape::index. Layers with a sliding window

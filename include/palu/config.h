@@ -73,6 +73,8 @@ struct KVCacheConfig {
   EnergyRule energy_rule = EnergyRule::kSum;
   RankPolicy rank_policy = RankPolicy::kPerGroup;
   int n_head_groups = 4;  // >= 1, clamped to the number of KV heads
+  int joint_heads = 1;    // KV heads whose channels are one latent, >= 1, clamped to the heads;
+                          // above 1 n_head_groups does not apply
   KeyFit key_fit = KeyFit::kAveraged;
   KeyMean key_mean = KeyMean::kFixed;  // kRotated needs key_fit=averaged or a file
   int64_t fit_tokens =

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "base/threads.h"
@@ -19,15 +20,15 @@ constexpr int64_t kDecodeRows = 2 * kMaxFusedRows;  // at most, to go over packe
 // Below so many multiply-adds a call is not worth waking threads.
 constexpr int64_t kSerialWork = 1 << 18;
 
-// The pages of one side of one head, as pointers.
+// The pages of one side of one head or unit, as pointers.
 struct SidePages {
   std::vector<const uint8_t*> pages;
   const PagePlan* plan = nullptr;
 
-  void Collect(const Segment& segment, int head, bool is_v, int64_t first_page, int64_t n) {
+  void Collect(const Segment& segment, int place, bool is_v, int64_t first_page, int64_t n) {
     const PageLayout& layout = segment.store->layout();
-    plan = (is_v ? layout.v : layout.k)[head];
-    const size_t offset = (is_v ? layout.v_offset : layout.k_offset)[head];
+    plan = (is_v ? layout.v : layout.k)[place];
+    const size_t offset = (is_v ? layout.v_offset : layout.k_offset)[place];
     pages.resize(static_cast<size_t>(n));
     for (int64_t p = 0; p < n; ++p) pages[p] = segment.store->page(first_page + p) + offset;
   }
@@ -36,30 +37,45 @@ struct SidePages {
 // ------------------------------------------------------------------------------------------------
 // decode
 
+// A run of pages, for all rows of a unit if they are encoded, else for those of one head.
 struct DecodeTask {
-  int kv_head;
+  int unit;
+  int head;  // -1: all of the unit
   const Segment* segment;
   int64_t first_page, pages;
+  int64_t first_sum = 0;  // of its rows among all partial sums
+
+  // Where its rows start among those of the unit, and how many there are.
+  int64_t FirstRow(const AttendCall& call, int64_t rows) const {
+    return head < 0 ? 0 : (head - call.units[unit].first) * rows;
+  }
+  int64_t Rows(const AttendCall& call, int64_t rows) const {
+    return head < 0 ? (call.units[unit].last - call.units[unit].first) * rows : rows;
+  }
 };
 
-// Scores, softmax and weighted latents of one run of tokens, for all rows of one KV head.
-// sums: [rows]; acc: [rows][acc_stride], zeroed by the caller.
+// Scores, softmax and weighted latents of one run of tokens. rows: of one head. sums: [task's
+// rows]; acc: [task's rows][acc_stride], zeroed by the caller.
 void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQueries& queries,
-               int rows, RowSum* sums, float* acc, int64_t acc_stride) {
+               RowSum* sums, float* acc, int64_t acc_stride) {
   const KernelTable& kernels = Active();
   const Segment& segment = *task.segment;
   const int page_tokens = segment.store->layout().page_tokens;
   const int64_t tokens = task.pages * page_tokens;  // with the empty end of the last page
   const int64_t first = segment.first + task.first_page * page_tokens;
   const int64_t count = std::min(tokens, segment.first + segment.count - first);
+  const int place = segment.encoded ? task.unit : task.head;
+  const int64_t first_row = task.FirstRow(call, queries.rows);
+  const int rows = static_cast<int>(task.Rows(call, queries.rows));
   thread_local SidePages side;
   thread_local std::vector<float> scores, scratch;
 
-  side.Collect(segment, task.kv_head, false, task.first_page, task.pages);
+  side.Collect(segment, place, false, task.first_page, task.pages);
   const int rank_k = side.plan->rank;
   scores.resize(static_cast<size_t>(rows) * tokens);
   scratch.resize(static_cast<size_t>(kMaxFusedRows + 2) * (rank_k + 16));
-  const float* const q = segment.encoded ? queries.latent.data() : queries.exact.data();
+  const float* const q =
+      (segment.encoded ? queries.latent : queries.exact).data() + first_row * rank_k;
   for (int r = 0; r < rows; r += kMaxFusedRows) {
     kernels.score({.run = {side.plan, side.pages.data(), static_cast<int>(task.pages)},
                    .q = q + static_cast<int64_t>(r) * rank_k,
@@ -70,12 +86,12 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
                    .scratch = scratch.data()});
   }
   if (segment.encoded) {
-    AddMeanScores(call, task.kv_head, queries, rows, first, tokens, scores.data(), tokens);
+    AddMeanScores(call, task.unit, queries, first, tokens, scores.data(), tokens);
   }
   for (int r = 0; r < rows; ++r) {
     float* const row = scores.data() + r * tokens;
-    FinishScores(call, r / call.group, segment.encoded ? queries.mean_dot[r] : 0.0f, first, count,
-                 row);
+    const int64_t query = r % queries.rows / call.group;
+    FinishScores(call, query, segment.encoded ? queries.mean_dot[r] : 0.0f, first, count, row);
     sums[r].max = kernels.max(row, count);
     std::fill(row + count, row + tokens, 0.0f);
     if (sums[r].max == kMinusInf) {
@@ -85,7 +101,7 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
     sums[r].sum = kernels.exp_sum(row, count, sums[r].max);
     if (segment.encoded) sums[r].encoded_sum = sums[r].sum;
   }
-  side.Collect(segment, task.kv_head, true, task.first_page, task.pages);
+  side.Collect(segment, place, true, task.first_page, task.pages);
   const int64_t step = std::max<int64_t>(1, kSubRunTokens / page_tokens);
   const int groups = side.plan->raw ? 1 : side.plan->groups();
   scratch.resize(static_cast<size_t>(2 * step * groups) * (side.plan->rank + 16) +
@@ -104,8 +120,8 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
   }
 }
 
-// Runs of one KV head's visible tokens.
-void AddDecodeTasks(const AttendCall& call, int kv_head, std::vector<DecodeTask>& tasks) {
+// Runs of a unit's visible tokens, in token order.
+void AddDecodeTasks(const AttendCall& call, int unit, std::vector<DecodeTask>& tasks) {
   int64_t begin, end, unused;
   call.Visible(0, begin, unused);
   call.Visible(call.n - 1, unused, end);
@@ -117,34 +133,48 @@ void AddDecodeTasks(const AttendCall& call, int kv_head, std::vector<DecodeTask>
       const int64_t n = std::min(step, pages - p);
       const int64_t first = segment.first + p * page_tokens;
       if (first >= end || first + n * page_tokens <= begin) continue;
-      tasks.push_back({kv_head, &segment, p, n});
+      if (segment.encoded) {
+        tasks.push_back({unit, -1, &segment, p, n});
+      } else {
+        for (int h = call.units[unit].first; h < call.units[unit].last; ++h) {
+          tasks.push_back({unit, h, &segment, p, n});
+        }
+      }
     }
   }
 }
 
 // Adds the partial sums of a head's tasks, in order, and writes its rows.
-void MergeHead(const AttendCall& call, int kv_head, int rows, const std::vector<DecodeTask>& tasks,
-               size_t first_task, size_t last_task, const RowSum* partial_sums,
+void MergeHead(const AttendCall& call, int unit, int kv_head, int64_t rows,
+               std::span<const DecodeTask> tasks, const RowSum* partial_sums,
                const float* partial_acc, int64_t acc_stride) {
   const int dim = call.shape().head_dim_v;
   const bool encoded = call.sequence.encoded_tokens() > 0;
-  const int rank = encoded ? call.sequence.codec()->v.head(kv_head).rank() : 0;
+  const int rank = encoded ? call.sequence.codec()->v.unit(unit).rank() : 0;
   thread_local std::vector<float> exact, latent;
   exact.assign(static_cast<size_t>(rows) * dim, 0.0f);
   latent.assign(static_cast<size_t>(rows) * rank, 0.0f);
   std::vector<RowSum> sums(static_cast<size_t>(rows));
-  for (int r = 0; r < rows; ++r) {
-    for (size_t t = first_task; t < last_task; ++t)
-      sums[r].max = std::max(sums[r].max, partial_sums[t * rows + r].max);
+  const int64_t in_unit = (kv_head - call.units[unit].first) * rows;
+  const auto has = [&](const DecodeTask& task) { return task.head < 0 || task.head == kv_head; };
+  // Place of row r among the partial sums of a task.
+  const auto place = [&](const DecodeTask& task, int64_t r) {
+    return task.first_sum + (task.head < 0 ? in_unit : 0) + r;
+  };
+  for (int64_t r = 0; r < rows; ++r) {
+    for (const DecodeTask& task : tasks) {
+      if (has(task)) sums[r].max = std::max(sums[r].max, partial_sums[place(task, r)].max);
+    }
     if (sums[r].max == kMinusInf) continue;
-    for (size_t t = first_task; t < last_task; ++t) {
-      const RowSum& part = partial_sums[t * rows + r];
+    for (const DecodeTask& task : tasks) {
+      if (!has(task)) continue;
+      const RowSum& part = partial_sums[place(task, r)];
       if (part.max == kMinusInf) continue;
       const float weight = std::exp(part.max - sums[r].max);
       sums[r].sum += weight * part.sum;
       sums[r].encoded_sum += weight * part.encoded_sum;
-      const float* const from = partial_acc + (t * rows + r) * acc_stride;
-      const bool is_latent = tasks[t].segment->encoded;
+      const float* const from = partial_acc + place(task, r) * acc_stride;
+      const bool is_latent = task.segment->encoded;
       float* const to = is_latent ? latent.data() + r * rank : exact.data() + r * dim;
       for (int c = 0; c < (is_latent ? rank : dim); ++c) to[c] += weight * from[c];
     }
@@ -154,15 +184,20 @@ void MergeHead(const AttendCall& call, int kv_head, int rows, const std::vector<
 }
 
 void AttendDecode(const AttendCall& call) {
-  const int heads = call.shape().kv_heads;
-  const int rows = static_cast<int>(call.n) * call.group;
+  const int heads = call.shape().kv_heads, units = static_cast<int>(call.units.size());
+  const int64_t rows = call.n * call.group;
   std::vector<DecodeTask> tasks;
   std::vector<size_t> first_task;
-  for (int h = 0; h < heads; ++h) {
+  for (int u = 0; u < units; ++u) {
     first_task.push_back(tasks.size());
-    AddDecodeTasks(call, h, tasks);
+    AddDecodeTasks(call, u, tasks);
   }
   first_task.push_back(tasks.size());
+  int64_t all_sums = 0;
+  for (DecodeTask& task : tasks) {
+    task.first_sum = all_sums;
+    all_sums += task.Rows(call, rows);
+  }
   const LayerCodec* codec = call.sequence.codec();
   const int64_t acc_stride = std::max(call.shape().head_dim_v, codec ? codec->v.max_rank() : 0);
   const int64_t work = call.sequence.size() * heads * rows * acc_stride * 2;
@@ -176,43 +211,50 @@ void AttendDecode(const AttendCall& call) {
   std::vector<PreparedQueries>& queries = queries_storage;
   std::vector<RowSum>& sums = sums_storage;
   std::vector<float>& acc = acc_storage;
-  if (queries.size() < static_cast<size_t>(heads)) queries.resize(static_cast<size_t>(heads));
-  sums.assign(tasks.size() * rows, RowSum());
-  acc.assign(tasks.size() * rows * acc_stride, 0.0f);
+  if (queries.size() < static_cast<size_t>(units)) queries.resize(static_cast<size_t>(units));
+  sums.assign(static_cast<size_t>(all_sums), RowSum());
+  acc.assign(static_cast<size_t>(all_sums * acc_stride), 0.0f);
 
-  ParallelFor(threads, heads,
-              [&](int64_t h) { queries[h].Prepare(call, static_cast<int>(h), 0, rows); });
+  ParallelFor(threads, units,
+              [&](int64_t u) { queries[u].Prepare(call, static_cast<int>(u), 0, rows); });
   ParallelFor(threads, static_cast<int64_t>(tasks.size()), [&](int64_t t) {
-    DecodeRun(call, tasks[t], queries[tasks[t].kv_head], rows, sums.data() + t * rows,
-              acc.data() + t * rows * acc_stride, acc_stride);
+    const int64_t first = tasks[t].first_sum;
+    DecodeRun(call, tasks[t], queries[tasks[t].unit], sums.data() + first,
+              acc.data() + first * acc_stride, acc_stride);
   });
-  ParallelFor(threads, heads, [&](int64_t h) {
-    MergeHead(call, static_cast<int>(h), rows, tasks, first_task[h], first_task[h + 1], sums.data(),
-              acc.data(), acc_stride);
+  ParallelFor(threads, units, [&](int64_t u) {
+    const std::span<const DecodeTask> own(tasks.data() + first_task[u],
+                                          first_task[u + 1] - first_task[u]);
+    for (int h = call.units[u].first; h < call.units[u].last; ++h) {
+      MergeHead(call, static_cast<int>(u), h, rows, own, sums.data(), acc.data(), acc_stride);
+    }
   });
 }
 
 // -----------------------------------------------------------------------------------------------
 // prefill
 
-// One block of queries of one KV head over all tokens, tile by tile, with an online softmax.
+// One block of queries of the heads of a unit over all tokens, tile by tile, with an online
+// softmax. Rows are those of PreparedQueries: one head after the other.
 class PrefillTask {
  public:
-  PrefillTask(const AttendCall& call, int kv_head, int64_t first_query, int64_t queries)
+  PrefillTask(const AttendCall& call, int unit, int64_t first_query, int64_t queries)
       : call_(call),
-        head_(kv_head),
+        unit_(unit),
+        heads_(call.units[unit]),
         first_row_(first_query * call.group),
-        rows_(queries * call.group) {
+        head_rows_(queries * call.group),
+        rows_(head_rows_ * (heads_.last - heads_.first)) {
     int64_t unused;
     call.Visible(first_query, begin_, unused);
     call.Visible(first_query + queries - 1, unused, end_);
   }
 
   void Run() {
-    queries_.Prepare(call_, head_, first_row_, rows_);
+    queries_.Prepare(call_, unit_, first_row_, head_rows_);
     const int dim = call_.shape().head_dim_v;
     const bool encoded = call_.sequence.encoded_tokens() > 0;
-    rank_ = encoded ? call_.sequence.codec()->v.head(head_).rank() : 0;
+    rank_ = encoded ? call_.sequence.codec()->v.unit(unit_).rank() : 0;
     sums_.assign(static_cast<size_t>(rows_), RowSum());
     exact_.assign(static_cast<size_t>(rows_) * dim, 0.0f);
     latent_.assign(static_cast<size_t>(rows_) * rank_, 0.0f);
@@ -223,63 +265,91 @@ class PrefillTask {
       for (int64_t t = from; t < to; t += kTileTokens)
         Tile(segment, t, std::min(kTileTokens, to - t));
     }
-    FinishRows(call_, head_, first_row_, rows_, sums_.data(), encoded ? latent_.data() : nullptr,
-               rank_, exact_.data());
+    for (int h = heads_.first; h < heads_.last; ++h) {
+      const int64_t row = (h - heads_.first) * head_rows_;
+      FinishRows(call_, h, first_row_, head_rows_, &sums_[row],
+                 encoded ? latent_.data() + row * rank_ : nullptr, rank_,
+                 exact_.data() + row * dim);
+    }
   }
 
  private:
-  const uint8_t* Side(const Segment& segment, int64_t token, bool is_v, int& block) const {
+  // Tokens [at, at + count) of the segment; `at` is a multiple of 32.
+  void Tile(const Segment& segment, int64_t at, int64_t count) {
+    const int64_t blocks = (count + kBlockTokens - 1) / kBlockTokens;
+    scores_.resize(static_cast<size_t>(rows_) * kTileTokens);
+    if (segment.encoded) {
+      Score(segment, at, blocks, unit_, 0, rows_, queries_.latent.data());
+      AddMeanScores(call_, unit_, queries_, segment.first + at, blocks * kBlockTokens,
+                    scores_.data(), kTileTokens);
+    } else {
+      for (int h = heads_.first; h < heads_.last; ++h) {
+        Score(segment, at, blocks, h, (h - heads_.first) * head_rows_, head_rows_,
+              queries_.exact.data());
+      }
+    }
+    Softmax(segment, at, count);
+    if (segment.encoded) {
+      Accumulate(segment, at, count, unit_, 0, rows_, latent_.data());
+    } else {
+      for (int h = heads_.first; h < heads_.last; ++h) {
+        Accumulate(segment, at, count, h, (h - heads_.first) * head_rows_, head_rows_,
+                   exact_.data());
+      }
+    }
+  }
+
+  const uint8_t* Side(const Segment& segment, int64_t token, int place, bool is_v,
+                      int& block) const {
     const PageLayout& layout = segment.store->layout();
     block = static_cast<int>(token % layout.page_tokens / kBlockTokens);
     return segment.store->page(token / layout.page_tokens) +
-           (is_v ? layout.v_offset : layout.k_offset)[head_];
+           (is_v ? layout.v_offset : layout.k_offset)[place];
   }
 
-  // Tokens [at, at + count) of the segment; `at` is a multiple of 32.
-  void Tile(const Segment& segment, int64_t at, int64_t count) {
+  // Raw scores of rows [row, row + rows) against one head or unit. q: of all rows.
+  void Score(const Segment& segment, int64_t at, int64_t blocks, int place, int64_t row,
+             int64_t rows, const float* q) {
     const KernelTable& kernels = Active();
-    const PageLayout& layout = segment.store->layout();
-    const int64_t blocks = (count + kBlockTokens - 1) / kBlockTokens;
-    const PagePlan& k_plan = *layout.k[head_];
-    const PagePlan& v_plan = *layout.v[head_];
-    scores_.resize(static_cast<size_t>(rows_) * kTileTokens);
-    tile_.resize(static_cast<size_t>(
-        std::max(k_plan.rank * kBlockTokens, v_plan.rank * static_cast<int>(kTileTokens))));
-    const float* const q = segment.encoded ? queries_.latent.data() : queries_.exact.data();
+    const PagePlan& plan = *segment.store->layout().k[place];
+    tile_.resize(static_cast<size_t>(plan.rank) * kBlockTokens);
     for (int64_t i = 0; i < blocks; ++i) {
       int block;
-      const uint8_t* side = Side(segment, at + i * kBlockTokens, false, block);
-      kernels.decode_block(k_plan, side, block, tile_.data());
-      kernels.gemm({.a = q,
-                    .lda = k_plan.rank,
+      const uint8_t* side = Side(segment, at + i * kBlockTokens, place, false, block);
+      kernels.decode_block(plan, side, block, tile_.data());
+      kernels.gemm({.a = q + row * plan.rank,
+                    .lda = plan.rank,
                     .b = tile_.data(),
                     .ldb = kBlockTokens,
-                    .c = scores_.data() + i * kBlockTokens,
+                    .c = scores_.data() + row * kTileTokens + i * kBlockTokens,
                     .ldc = kTileTokens,
-                    .m = static_cast<int>(rows_),
+                    .m = static_cast<int>(rows),
                     .n = kBlockTokens,
-                    .k = k_plan.rank});
+                    .k = plan.rank});
     }
-    if (segment.encoded) {
-      AddMeanScores(call_, head_, queries_, rows_, segment.first + at, blocks * kBlockTokens,
-                    scores_.data(), kTileTokens);
-    }
-    float* const acc = segment.encoded ? latent_.data() : exact_.data();
-    Softmax(segment, at, count);
+  }
+
+  // Adds the weighted values of one head or unit to rows [row, row + rows). acc: of all rows.
+  void Accumulate(const Segment& segment, int64_t at, int64_t count, int place, int64_t row,
+                  int64_t rows, float* acc) {
+    const KernelTable& kernels = Active();
+    const PagePlan& plan = *segment.store->layout().v[place];
+    const int64_t blocks = (count + kBlockTokens - 1) / kBlockTokens;
+    tile_.resize(static_cast<size_t>(plan.rank) * kTileTokens);
     for (int64_t i = 0; i < blocks; ++i) {
       int block;
-      const uint8_t* side = Side(segment, at + i * kBlockTokens, true, block);
-      kernels.decode_block_tokens(v_plan, side, block,
-                                  tile_.data() + i * kBlockTokens * v_plan.rank, v_plan.rank);
+      const uint8_t* side = Side(segment, at + i * kBlockTokens, place, true, block);
+      kernels.decode_block_tokens(plan, side, block, tile_.data() + i * kBlockTokens * plan.rank,
+                                  plan.rank);
     }
-    kernels.gemm({.a = scores_.data(),
+    kernels.gemm({.a = scores_.data() + row * kTileTokens,
                   .lda = kTileTokens,
                   .b = tile_.data(),
-                  .ldb = v_plan.rank,
-                  .c = acc,
-                  .ldc = v_plan.rank,
-                  .m = static_cast<int>(rows_),
-                  .n = v_plan.rank,
+                  .ldb = plan.rank,
+                  .c = acc + row * plan.rank,
+                  .ldc = plan.rank,
+                  .m = static_cast<int>(rows),
+                  .n = plan.rank,
                   .k = static_cast<int>(count),
                   .accumulate = true});
   }
@@ -291,7 +361,7 @@ class PrefillTask {
     for (int64_t r = 0; r < rows_; ++r) {
       float* const row = scores_.data() + r * kTileTokens;
       RowSum& sum = sums_[r];
-      FinishScores(call_, (first_row_ + r) / call_.group,
+      FinishScores(call_, (first_row_ + r % head_rows_) / call_.group,
                    segment.encoded ? queries_.mean_dot[r] : 0.0f, segment.first + at, count, row);
       const float max = std::max(sum.max, kernels.max(row, count));
       if (max == kMinusInf) {
@@ -313,9 +383,11 @@ class PrefillTask {
   }
 
   const AttendCall& call_;
-  const int head_;
-  const int64_t first_row_, rows_;
-  int64_t begin_ = 0, end_ = 0;  // tokens that any of the queries may see
+  const int unit_;
+  const HeadUnit heads_;
+  const int64_t first_row_;         // of each head
+  const int64_t head_rows_, rows_;  // of one head, of all
+  int64_t begin_ = 0, end_ = 0;     // tokens that any of the queries may see
   int rank_ = 0;
   PreparedQueries queries_;
   std::vector<RowSum> sums_;
@@ -325,13 +397,16 @@ class PrefillTask {
 };
 
 void AttendPrefill(const AttendCall& call) {
-  const int64_t per_block = std::max<int64_t>(1, kTileRows / call.group);
+  int widest = 1;
+  for (const HeadUnit& unit : call.units) widest = std::max(widest, unit.last - unit.first);
+  const int64_t per_block = std::max<int64_t>(1, kTileRows / (call.group * widest));
   const int64_t blocks = (call.n + per_block - 1) / per_block;
+  const auto units = static_cast<int64_t>(call.units.size());
   // The last queries see the most tokens: start with them.
-  ParallelFor(call.sequence.context().threads, blocks * call.shape().kv_heads, [&](int64_t task) {
-    const int64_t block = blocks - 1 - task / call.shape().kv_heads;
-    const int head = static_cast<int>(task % call.shape().kv_heads);
-    PrefillTask(call, head, block * per_block, std::min(per_block, call.n - block * per_block))
+  ParallelFor(call.sequence.context().threads, blocks * units, [&](int64_t task) {
+    const int64_t block = blocks - 1 - task / units;
+    PrefillTask(call, static_cast<int>(task % units), block * per_block,
+                std::min(per_block, call.n - block * per_block))
         .Run();
   });
 }

@@ -13,51 +13,75 @@ AttendCall::AttendCall(const Sequence& s, const AttendArgs& a, int64_t batch,
   group = static_cast<int>(a.q.shape[1] / shape().kv_heads);
   scale = a.scale != 0 ? a.scale : 1.0f / std::sqrt(static_cast<float>(shape().head_dim_k));
   window = shape().window;
+  if (s.encoded_tokens() > 0) {
+    units = s.codec()->units;
+  } else {
+    units = HeadGroups(shape().kv_heads, shape().kv_heads);
+  }
 }
 
-void PreparedQueries::Prepare(const AttendCall& call, int kv_head, int64_t first, int64_t rows) {
+void PreparedQueries::Prepare(const AttendCall& call, int unit, int64_t first, int64_t n) {
   const int dim = call.shape().head_dim_k;
-  exact.resize(static_cast<size_t>(rows) * dim);
-  mean_dot.assign(static_cast<size_t>(rows), 0.0f);
-  for (int64_t r = 0; r < rows; ++r) {
-    float* const row = exact.data() + r * dim;
-    ReadRow(call.args.q, call.b, call.head_of_row(kv_head, first + r), (first + r) / call.group,
-            row);
+  const HeadUnit& heads = call.units[unit];
+  const int64_t all = n * (heads.last - heads.first);
+  rows = n;
+  exact.resize(static_cast<size_t>(all) * dim);
+  mean_dot.assign(static_cast<size_t>(all), 0.0f);
+  for (int64_t i = 0; i < all; ++i) {
+    float* const row = exact.data() + i * dim;
+    const int kv_head = heads.first + static_cast<int>(i / n);
+    const int64_t r = first + i % n;
+    ReadRow(call.args.q, call.b, call.head_of_row(kv_head, r), r / call.group, row);
     for (int d = 0; d < dim; ++d) row[d] *= call.scale;
   }
   latent.clear();
   mean_waves.clear();
   if (call.sequence.encoded_tokens() == 0) return;
+  const GroupCodec& codec = call.sequence.codec()->k.unit(unit);
+  latent.resize(static_cast<size_t>(all) * codec.rank());
+  for (int h = 0; h < heads.last - heads.first; ++h) PrepareLatents(codec, h, dim);
+}
 
-  const GroupCodec& codec = call.sequence.codec()->k.head(kv_head);
+// Head `head` of the unit: q . mu, and q . basis over the head's channels.
+void PreparedQueries::PrepareLatents(const GroupCodec& codec, int head, int dim) {
   const int rank = codec.rank();
+  const float* const q = exact.data() + head * rows * dim;
+  float* const out = latent.data() + head * rows * rank;
   for (int64_t r = 0; r < rows && !codec.mean.empty(); ++r) {
     float dot = 0;
-    for (int d = 0; d < dim; ++d) dot += exact[r * dim + d] * codec.mean[d];
-    mean_dot[r] = dot;
+    for (int d = 0; d < dim; ++d) dot += q[r * dim + d] * codec.mean[head * dim + d];
+    mean_dot[head * rows + r] = dot;
   }
-  const RotatedMean& mean = codec.rotated_mean;
-  mean_waves.resize(static_cast<size_t>(rows) * 2 * mean.planes());
-  for (int64_t r = 0; r < rows && !mean.empty(); ++r) {
-    mean_dot[r] += mean.Coefficients(&exact[r * dim], &mean_waves[r * 2 * mean.planes()]);
+  if (!codec.rotated_means.empty()) {
+    const RotatedMean& mean = codec.rotated_means[head];
+    const int waves = 2 * mean.planes();
+    mean_waves.resize(static_cast<size_t>((head + 1) * rows * waves));
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t row = head * rows + r;
+      mean_dot[row] += mean.Coefficients(q + r * dim, mean_waves.data() + row * waves);
+    }
   }
   if (codec.basis.empty()) {
-    latent = exact;
+    // Channels of the other heads of the unit do not meet this head's queries.
+    for (int64_t r = 0; r < rows; ++r) {
+      std::fill_n(out + r * rank, rank, 0.0f);
+      std::copy_n(q + r * dim, dim, out + r * rank + head * dim);
+    }
     return;
   }
   const KernelTable& kernels = Active();
   // The basis is stored as [rank][D], so the product is taken transposed: B [rank][D] * q^T
   // [D][rows].
-  basis_.resize(static_cast<size_t>(rank) * dim);
+  basis_.resize(codec.basis.size());
   kernels.f16_to_f32(codec.basis.data(), basis_.data(), static_cast<int64_t>(basis_.size()));
   transposed_.resize(static_cast<size_t>(dim + rank) * rows);
   float* const q_t = transposed_.data();
   float* const latent_t = q_t + static_cast<int64_t>(dim) * rows;
   for (int64_t r = 0; r < rows; ++r) {
-    for (int d = 0; d < dim; ++d) q_t[d * rows + r] = exact[r * dim + d];
+    for (int d = 0; d < dim; ++d) q_t[d * rows + r] = q[r * dim + d];
   }
-  kernels.gemm({.a = basis_.data(),
-                .lda = dim,
+  kernels.gemm({.a = basis_.data() + head * dim,
+                .lda = codec.dim,
                 .b = q_t,
                 .ldb = rows,
                 .c = latent_t,
@@ -65,17 +89,19 @@ void PreparedQueries::Prepare(const AttendCall& call, int kv_head, int64_t first
                 .m = rank,
                 .n = static_cast<int>(rows),
                 .k = dim});
-  latent.resize(static_cast<size_t>(rows) * rank);
   for (int64_t r = 0; r < rows; ++r) {
-    for (int c = 0; c < rank; ++c) latent[r * rank + c] = latent_t[c * rows + r];
+    for (int c = 0; c < rank; ++c) out[r * rank + c] = latent_t[c * rows + r];
   }
 }
 
-void AddMeanScores(const AttendCall& call, int kv_head, const PreparedQueries& queries,
-                   int64_t rows, int64_t first, int64_t tokens, float* scores, int64_t stride) {
-  const RotatedMean& mean = call.sequence.codec()->k.head(kv_head).rotated_mean;
+void AddMeanScores(const AttendCall& call, int unit, const PreparedQueries& queries, int64_t first,
+                   int64_t tokens, float* scores, int64_t stride) {
+  const GroupCodec& codec = call.sequence.codec()->k.unit(unit);
+  if (codec.rotated_means.empty() || codec.rotated_means[0].planes() == 0) return;
+  // All heads rotate alike.
+  const RotatedMean& mean = codec.rotated_means[0];
   const int n = mean.planes();
-  if (n == 0) return;
+  const int64_t rows = static_cast<int64_t>(queries.mean_waves.size()) / (2 * n);
   thread_local RotatedMean::Waves waves;
   thread_local std::vector<float> turned;
   const int64_t blocks = tokens / kMeanBlock;
@@ -126,28 +152,29 @@ void FinishScores(const AttendCall& call, int64_t query, float mean_dot, int64_t
 
 namespace {
 
-// out += latent . B + mu * encoded_sum. out: [rows][Dv].
-void AddLatents(const GroupCodec& codec, int64_t rows, const RowSum* sums, const float* latent,
-                int64_t latent_stride, float* out) {
-  const int dim = codec.dim;
+// out += latent . B + mu * encoded_sum over the channels of head `head` of the unit. out:
+// [rows][Dv].
+void AddLatents(const GroupCodec& codec, int head, int dim, int64_t rows, const RowSum* sums,
+                const float* latent, int64_t latent_stride, float* out) {
   for (int64_t r = 0; r < rows && !codec.mean.empty(); ++r) {
     const float weight = static_cast<float>(sums[r].encoded_sum);
-    for (int d = 0; d < dim; ++d) out[r * dim + d] += weight * codec.mean[d];
+    for (int d = 0; d < dim; ++d) out[r * dim + d] += weight * codec.mean[head * dim + d];
   }
   if (codec.basis.empty()) {
     for (int64_t r = 0; r < rows; ++r) {
-      for (int d = 0; d < dim; ++d) out[r * dim + d] += latent[r * latent_stride + d];
+      const float* const from = latent + r * latent_stride + head * dim;
+      for (int d = 0; d < dim; ++d) out[r * dim + d] += from[d];
     }
     return;
   }
   const KernelTable& kernels = Active();
   thread_local std::vector<float> basis;
-  basis.resize(static_cast<size_t>(codec.rank()) * dim);
+  basis.resize(codec.basis.size());
   kernels.f16_to_f32(codec.basis.data(), basis.data(), static_cast<int64_t>(basis.size()));
   kernels.gemm({.a = latent,
                 .lda = latent_stride,
-                .b = basis.data(),
-                .ldb = dim,
+                .b = basis.data() + head * dim,
+                .ldb = codec.dim,
                 .c = out,
                 .ldc = dim,
                 .m = static_cast<int>(rows),
@@ -162,7 +189,10 @@ void FinishRows(const AttendCall& call, int kv_head, int64_t first, int64_t rows
                 const RowSum* sums, const float* latent, int64_t latent_stride, float* exact) {
   const int dim = call.shape().head_dim_v;
   if (latent) {
-    AddLatents(call.sequence.codec()->v.head(kv_head), rows, sums, latent, latent_stride, exact);
+    const LayerCodec& codec = *call.sequence.codec();
+    const int unit = codec.unit_of_head[kv_head];
+    AddLatents(codec.v.unit(unit), kv_head - codec.units[unit].first, dim, rows, sums, latent,
+               latent_stride, exact);
   }
   for (int64_t r = 0; r < rows; ++r) {
     const int head = call.head_of_row(kv_head, first + r);

@@ -16,13 +16,15 @@ namespace palu {
 inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 
 // One Attend call on one sequence. Row r of a KV head is query r / group of head (kv_head * group +
-// r % group).
+// r % group). Encoded tokens belong to units of heads, exact ones to heads; where nothing is
+// encoded every head is a unit.
 struct AttendCall {
   const Sequence& sequence;
   const AttendArgs& args;
   int64_t b;  // batch element
   const MutableTensor& out;
   std::vector<Segment> segments;
+  std::vector<HeadUnit> units;
   int64_t n = 0;  // queries
   int group = 1;  // query heads per KV head
   float scale = 1;
@@ -45,25 +47,27 @@ struct AttendCall {
   }
 };
 
-// The queries of rows [first, first + rows) of one KV head, scaled, as they are and in latent
-// space.
+// The queries of rows [first, first + rows) of every head of a unit, one head after the other,
+// scaled, as they are and in latent space.
 struct PreparedQueries {
-  std::vector<float> exact;       // [rows][Dk]
-  std::vector<float> latent;      // [rows][rank_k], empty when nothing is encoded
-  std::vector<float> mean_dot;    // [rows] q . mu, scaled
-  std::vector<float> mean_waves;  // [rows][2 planes] of the rotated mean, scaled; or empty
+  int64_t rows = 0;               // of one head
+  std::vector<float> exact;       // [heads][rows][Dk]
+  std::vector<float> latent;      // [heads][rows][rank_k], empty when nothing is encoded
+  std::vector<float> mean_dot;    // [heads][rows] q . mu, scaled
+  std::vector<float> mean_waves;  // [heads][rows][2 planes] of the rotated means, scaled; or empty
 
-  void Prepare(const AttendCall& call, int kv_head, int64_t first, int64_t rows);
+  void Prepare(const AttendCall& call, int unit, int64_t first, int64_t rows);
 
  private:
+  void PrepareLatents(const GroupCodec& codec, int head, int dim);
+
   std::vector<float> basis_, transposed_;
 };
 
 // scores[r][t] += q_r . (rotated mean at the position of token first + t), t < tokens, a multiple
-// of
-// 32. Nothing if the group has no rotated mean.
-void AddMeanScores(const AttendCall& call, int kv_head, const PreparedQueries& queries,
-                   int64_t rows, int64_t first, int64_t tokens, float* scores, int64_t stride);
+// of 32, for all rows of the unit. Nothing if it has no rotated means.
+void AddMeanScores(const AttendCall& call, int unit, const PreparedQueries& queries, int64_t first,
+                   int64_t tokens, float* scores, int64_t stride);
 
 // Turns raw scores of one row into logits: adds the mean's share, caps, masks, hides what is not
 // visible. scores: tokens [first, first + count) of the sequence.

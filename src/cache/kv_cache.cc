@@ -240,6 +240,13 @@ std::optional<Calibration> OpenBasis(const ModelShape& shape, const KVCacheConfi
       refuse("has " + text(layer->heads, layer->dim_k, layer->dim_v, layer->window) + " in " + name,
              "has " + text(s.kv_heads, s.head_dim_k, s.head_dim_v, s.window));
     }
+    const int joint = std::min(config.joint_heads, s.kv_heads);
+    if (layer && s.window == 0 && joint > 1 && joint != layer->joint) {
+      throw FormatError("the basis file " + config.basis_file + " joins " +
+                        std::to_string(layer->joint) + " heads, joint_heads asks for " +
+                        std::to_string(joint) + "; write one with `palu fit --joint-heads " +
+                        std::to_string(config.joint_heads) + "`, or use joint_heads=1");
+    }
   }
   return basis;
 }
@@ -267,11 +274,26 @@ std::shared_ptr<const LayerContext> MakeContext(const ModelShape& shape, const L
 
 }  // namespace
 
+namespace {
+
+// Options against one layer: ranks and joint channels.
+void CheckOptions(const KVCacheConfig& config, const LayerShape& layer) {
+  const int joint = std::min(config.joint_heads, layer.kv_heads);
+  config.ValidateFor(joint * std::min(layer.head_dim_k, layer.head_dim_v));
+  if (joint * std::max(layer.head_dim_k, layer.head_dim_v) > kMaxRank) {
+    throw ConfigError("option joint_heads=" + std::to_string(config.joint_heads) +
+                      " is not allowed for heads of " +
+                      std::to_string(std::max(layer.head_dim_k, layer.head_dim_v)) +
+                      " dims; together they may have at most " + std::to_string(kMaxRank));
+  }
+}
+
+}  // namespace
+
 std::vector<KVCache> KVCacheBuilder::ForModel(const ModelShape& shape,
                                               const KVCacheConfig& config) {
   CheckShape(shape);
-  for (const LayerShape& layer : shape.layers)
-    config.ValidateFor(std::min(layer.head_dim_k, layer.head_dim_v));
+  for (const LayerShape& layer : shape.layers) CheckOptions(config, layer);
   Active();  // a wrong PALU_TARGET is reported here, not at the first token
   const std::optional<Calibration> basis = OpenBasis(shape, config);
   const auto account = std::make_shared<MemoryAccount>(config.max_bytes);

@@ -181,64 +181,77 @@ void Sequence::WriteRows(const ConstTensor& k, const ConstTensor& v, int64_t b) 
   size_ += n;
 }
 
+// Rows of tokens [t, t + count) of one encoded block, one head of a unit: latents [count][rank] to
+// x ~ basis^T latent + mean.
+void Sequence::FromLatents(const GroupCodec& group, int head, int dim, int64_t t, int64_t count,
+                           const float* latents, float* rows) const {
+  const KernelTable& kernels = Active();
+  if (!group.mean.empty()) {
+    for (int64_t i = 0; i < count; ++i) {
+      std::copy_n(&group.mean[head * dim], dim, rows + i * dim);
+    }
+  }
+  if (group.basis.empty()) {
+    for (int64_t i = 0; i < count; ++i) {
+      for (int d = 0; d < dim; ++d) rows[i * dim + d] += latents[i * group.dim + head * dim + d];
+    }
+  } else {
+    thread_local std::vector<float> basis;
+    basis.resize(group.basis.size());
+    kernels.f16_to_f32(group.basis.data(), basis.data(), static_cast<int64_t>(basis.size()));
+    kernels.gemm({.a = latents,
+                  .lda = group.rank(),
+                  .b = basis.data() + head * dim,
+                  .ldb = group.dim,
+                  .c = rows,
+                  .ldc = dim,
+                  .m = static_cast<int>(count),
+                  .n = dim,
+                  .k = group.rank(),
+                  .accumulate = true});
+  }
+  if (!group.rotated_means.empty()) {
+    group.rotated_means[head].Add(position_of(t), count, 1.0f, rows, dim);
+  }
+}
+
 void Sequence::Decode(int head, int64_t first, int64_t n, float* k_out, float* v_out) const {
   const LayerShape& shape = context_->shape;
   if (k_out) std::fill_n(k_out, n * shape.head_dim_k, 0.0f);
   if (v_out) std::fill_n(v_out, n * shape.head_dim_v, 0.0f);
-  const KernelTable& kernels = Active();
-  std::vector<float> tile, basis;
   for (const Segment& segment : Segments()) {
     const int64_t begin = std::max(first, segment.first);
     const int64_t end = std::min(first + n, segment.first + segment.count);
-    const PageLayout& layout = segment.store->layout();
-    for (const bool is_v : {false, true}) {
-      float* const out = is_v ? v_out : k_out;
-      if (!out || begin >= end) continue;
-      const PagePlan& plan = *(is_v ? layout.v : layout.k)[head];
-      const size_t offset = (is_v ? layout.v_offset : layout.k_offset)[head];
-      const int dim = is_v ? shape.head_dim_v : shape.head_dim_k;
-      const GroupCodec* group =
-          segment.encoded ? &(is_v ? codec_->v : codec_->k).head(head) : nullptr;
-      if (group && !group->basis.empty()) {
-        basis.resize(static_cast<size_t>(plan.rank) * dim);
-        kernels.f16_to_f32(group->basis.data(), basis.data(), static_cast<int64_t>(basis.size()));
-      }
-      tile.resize(static_cast<size_t>(kBlockTokens) * plan.rank);
-      for (int64_t t = begin; t < end;) {
-        const int64_t at = t - segment.first;
-        const int block = static_cast<int>(at % layout.page_tokens / kBlockTokens);
-        const int column = static_cast<int>(at % kBlockTokens);
-        const int count = static_cast<int>(std::min<int64_t>(kBlockTokens - column, end - t));
-        const uint8_t* side = segment.store->page(at / layout.page_tokens) + offset;
-        float* const rows = out + (t - first) * dim;
-        kernels.decode_block_tokens(plan, side, block, tile.data(), plan.rank);
-        const float* const latents = tile.data() + static_cast<size_t>(column) * plan.rank;
-        if (group && !group->mean.empty()) {
-          for (int i = 0; i < count; ++i)
-            std::copy(group->mean.begin(), group->mean.end(), rows + i * dim);
-        }
-        if (group && group->basis.empty()) {
-          for (int64_t i = 0; i < static_cast<int64_t>(count) * dim; ++i) rows[i] += latents[i];
-        } else if (group) {
-          kernels.gemm({.a = latents,
-                        .lda = plan.rank,
-                        .b = basis.data(),
-                        .ldb = dim,
-                        .c = rows,
-                        .ldc = dim,
-                        .m = count,
-                        .n = dim,
-                        .k = plan.rank,
-                        .accumulate = true});
-        } else {
-          std::copy_n(latents, static_cast<size_t>(count) * dim, rows);
-        }
-        if (group && !group->rotated_mean.empty()) {
-          group->rotated_mean.Add(position_of(t), count, 1.0f, rows, dim);
-        }
-        t += count;
-      }
+    if (k_out) DecodeSegment(segment, head, false, begin, end, k_out, first);
+    if (v_out) DecodeSegment(segment, head, true, begin, end, v_out, first);
+  }
+}
+
+// Tokens [begin, end) of one side of a segment; out[0] is token `first`.
+void Sequence::DecodeSegment(const Segment& segment, int head, bool is_v, int64_t begin,
+                             int64_t end, float* out, int64_t first) const {
+  const PageLayout& layout = segment.store->layout();
+  const int unit = segment.encoded ? codec_->unit_of_head[head] : head;
+  const PagePlan& plan = *(is_v ? layout.v : layout.k)[unit];
+  const size_t offset = (is_v ? layout.v_offset : layout.k_offset)[unit];
+  const int dim = is_v ? context_->shape.head_dim_v : context_->shape.head_dim_k;
+  std::vector<float> tile(static_cast<size_t>(kBlockTokens) * plan.rank);
+  for (int64_t t = begin; t < end;) {
+    const int64_t at = t - segment.first;
+    const int block = static_cast<int>(at % layout.page_tokens / kBlockTokens);
+    const int column = static_cast<int>(at % kBlockTokens);
+    const int64_t count = std::min<int64_t>(kBlockTokens - column, end - t);
+    Active().decode_block_tokens(plan, segment.store->page(at / layout.page_tokens) + offset, block,
+                                 tile.data(), plan.rank);
+    const float* const latents = tile.data() + static_cast<size_t>(column) * plan.rank;
+    float* const rows = out + (t - first) * dim;
+    if (segment.encoded) {
+      const GroupCodec& group = (is_v ? codec_->v : codec_->k).unit(unit);
+      FromLatents(group, head - codec_->units[unit].first, dim, t, count, latents, rows);
+    } else {
+      std::copy_n(latents, count * dim, rows);
     }
+    t += count;
   }
 }
 
@@ -331,10 +344,11 @@ void Sequence::AddTo(CacheStats& stats) const {
   const int64_t basis = codec_ && !context_->calibration ? codec_->basis_bytes() : 0;
   int64_t codes = 0, scales = 0;
   if (encoded_) {
-    for (int h = 0; h < context_->shape.kv_heads; ++h) {
-      for (const SideCodec* side : {&codec_->k, &codec_->v}) {
-        codes += encoded_->pages() * static_cast<int64_t>(side->head(h).plan.code_bytes());
-        scales += encoded_->pages() * static_cast<int64_t>(side->head(h).plan.scale_bytes);
+    for (const SideCodec* side : {&codec_->k, &codec_->v}) {
+      for (const GroupCodec& group : side->groups) {
+        const int64_t sides = group.units * encoded_->pages();
+        codes += sides * static_cast<int64_t>(group.plan.code_bytes());
+        scales += sides * static_cast<int64_t>(group.plan.scale_bytes);
       }
     }
     stats.slack_bytes += encoded_->slab_bytes() - codes - scales;

@@ -119,6 +119,8 @@ class Sequence {
   void WriteRows(const ConstTensor& k, const ConstTensor& v, int64_t b);
   void DropOutsideWindow(int64_t next_query);
   bool ReadyToFit(int64_t& rows_end) const;
+  Moments UnitMoments(const HeadUnit& unit, bool is_v, bool unrotate, int64_t first,
+                      int64_t last) const;
   LayerMoments CollectMoments(int64_t first, int64_t last) const;
   void Fit(int64_t rows_end);
   int64_t PagesDue() const;
@@ -126,8 +128,12 @@ class Sequence {
   struct Energy {
     double all = 0, kept = 0;
   };
-  void TakeMeans(const GroupCodec& group, int64_t first, float* x) const;
-  Energy EncodeSide(int64_t from, int64_t index, int head, bool is_v, uint8_t* page) const;
+  void FromLatents(const GroupCodec& group, int head, int dim, int64_t t, int64_t count,
+                   const float* latents, float* rows) const;
+  void DecodeSegment(const Segment& segment, int head, bool is_v, int64_t begin, int64_t end,
+                     float* out, int64_t first) const;
+  void TakeMeans(const GroupCodec& group, int64_t first, int head, int dim, float* x) const;
+  Energy EncodeSide(int64_t from, int64_t index, int unit, bool is_v, uint8_t* page) const;
   void EncodePages(int64_t n);
   PageStore Reopen(int64_t page, int64_t keep) const;
 

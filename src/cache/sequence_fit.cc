@@ -8,15 +8,19 @@
 namespace palu {
 namespace {
 
-// Adds one head group's un-rotated keys as the cache will hold them: at every position, less their
-// rotated mean if the config asks for that.
-void AddKeys(Moments keys, const LayerContext& context, const RopeParams& rope,
+// Adds the un-rotated keys of one unit of `heads` heads as the cache will hold them: at every
+// position, less their rotated means if the config asks for that.
+void AddKeys(Moments keys, int heads, const LayerContext& context, const RopeParams& rope,
              LayerMoments& layer) {
   if (context.config.key_mean == KeyMean::kRotated) {
     const std::vector<double> mean = keys.Centre();
-    layer.k_means.emplace_back(rope, std::vector<float>(mean.begin(), mean.end()));
+    std::vector<RotatedMean>& means = layer.k_means.emplace_back();
+    for (int h = 0; h < heads; ++h) {
+      const auto first = mean.begin() + h * context.shape.head_dim_k;
+      means.emplace_back(rope, std::vector<float>(first, first + context.shape.head_dim_k));
+    }
   }
-  layer.k.push_back(AverageOverPositions(keys, rope, context.positions));
+  layer.k.push_back(AverageOverPositions(keys, rope, context.positions, heads));
 }
 
 }  // namespace
@@ -28,18 +32,20 @@ std::shared_ptr<const LayerCodec> CalibratedCodec::Codec(const LayerContext& con
   const LayerShape& shape = context.shape;
   const KVCacheConfig& config = context.config;
   LayerMoments layer;
-  layer.groups = HeadGroups(shape.kv_heads, config.n_head_groups);
+  DivideHeads(config, *context.method, shape.kv_heads, layer);
   const bool weighted = config.key_metric == KeyMetric::kQueries;
-  for (const HeadRange& range : layer.groups) {
-    Moments k(shape.head_dim_k), v(shape.head_dim_v), q(shape.head_dim_k);
-    for (int h = range.first; h < range.last; ++h) {
-      k.Add(moments_.k[h]);
-      v.Add(moments_.v[h]);
-      q.Add(moments_.q[h]);
+  for (const HeadRange& group : layer.groups) {
+    const HeadUnit& first = layer.units[group.first];
+    const int heads = first.last - first.first;
+    Moments k(heads * shape.head_dim_k), v(heads * shape.head_dim_v), q(heads * shape.head_dim_k);
+    for (int u = group.first; u < group.last; ++u) {
+      k.Add(moments_.Keys(layer.units[u]));
+      v.Add(moments_.Values(layer.units[u]));
+      if (weighted) q.Add(moments_.Queries(layer.units[u]));
     }
-    AddKeys(std::move(k), context, rope, layer);
+    AddKeys(std::move(k), heads, context, rope, layer);
     layer.v.push_back(std::move(v));
-    if (weighted) layer.q.push_back(AverageOverPositions(q, rope, context.positions));
+    if (weighted) layer.q.push_back(AverageOverPositions(q, rope, context.positions, heads));
   }
   codec_ =
       FitLayer(config, *context.method, shape.head_dim_k, shape.head_dim_v, layer, context.account);
@@ -69,37 +75,51 @@ bool Sequence::ReadyToFit(int64_t& rows_end) const {
   return size_ >= rows_end;
 }
 
-// Moments of both sides of tokens [first, last), by head group.
-LayerMoments Sequence::CollectMoments(int64_t first, int64_t last) const {
+// Moments of one side of tokens [first, last) of one unit; keys un-rotated if `unrotate`.
+Moments Sequence::UnitMoments(const HeadUnit& unit, bool is_v, bool unrotate, int64_t first,
+                              int64_t last) const {
   const LayerShape& shape = context_->shape;
+  const int dim = is_v ? shape.head_dim_v : shape.head_dim_k;
+  const int heads = unit.last - unit.first, width = heads * dim;
+  constexpr int64_t kRows = 256;  // at a time
+  std::vector<float> rows(static_cast<size_t>(kRows) * width),
+      head(static_cast<size_t>(kRows) * dim);
+  Moments moments(width);
+  for (int64_t t = first; t < last; t += kRows) {
+    const int64_t count = std::min(kRows, last - t);
+    for (int h = 0; h < heads; ++h) {
+      Decode(unit.first + h, t, count, is_v ? nullptr : head.data(), is_v ? head.data() : nullptr);
+      if (unrotate) Unrotate(*rope_, first_position_ + t, head.data(), count, dim);
+      for (int64_t i = 0; i < count; ++i) {
+        std::copy_n(&head[i * dim], dim, &rows[i * width + h * dim]);
+      }
+    }
+    moments.Add(rows.data(), count, width);
+  }
+  return moments;
+}
+
+// Moments of both sides of tokens [first, last), by group.
+LayerMoments Sequence::CollectMoments(int64_t first, int64_t last) const {
   const bool averaged = context_->config.key_fit == KeyFit::kAveraged && !rope_->inv_freq.empty();
-  // One task per (side, head); summed over heads in order afterwards.
-  std::vector<Moments> moments;
-  for (int i = 0; i < 2 * shape.kv_heads; ++i)
-    moments.emplace_back(i % 2 ? shape.head_dim_v : shape.head_dim_k);
-  ParallelFor(context_->threads, 2 * shape.kv_heads, [&](int64_t i) {
-    const int head = static_cast<int>(i / 2), dim = moments[i].dim;
-    const bool is_v = i % 2;
-    constexpr int64_t kRows = 256;  // at a time
-    std::vector<float> rows(static_cast<size_t>(kRows) * dim);
-    for (int64_t t = first; t < last; t += kRows) {
-      const int64_t count = std::min(kRows, last - t);
-      Decode(head, t, count, is_v ? nullptr : rows.data(), is_v ? rows.data() : nullptr);
-      if (!is_v && averaged) Unrotate(*rope_, first_position_ + t, rows.data(), count, dim);
-      moments[i].Add(rows.data(), count, dim);
-    }
-  });
   LayerMoments layer;
-  layer.groups = HeadGroups(shape.kv_heads, context_->config.n_head_groups);
-  for (const HeadRange& range : layer.groups) {
-    Moments k(shape.head_dim_k), v(shape.head_dim_v);
-    for (int h = range.first; h < range.last; ++h) {
-      k.Add(moments[2 * h]);
-      v.Add(moments[2 * h + 1]);
+  DivideHeads(context_->config, *context_->method, context_->shape.kv_heads, layer);
+  // One task per (unit, side); summed over units in order afterwards.
+  std::vector<Moments> moments(2 * layer.units.size(), Moments(0));
+  ParallelFor(context_->threads, static_cast<int64_t>(moments.size()), [&](int64_t i) {
+    const bool is_v = i % 2;
+    moments[i] = UnitMoments(layer.units[i / 2], is_v, averaged && !is_v, first, last);
+  });
+  for (const HeadRange& group : layer.groups) {
+    Moments k = std::move(moments[2 * group.first]), v = std::move(moments[2 * group.first + 1]);
+    for (int u = group.first + 1; u < group.last; ++u) {
+      k.Add(moments[2 * u]);
+      v.Add(moments[2 * u + 1]);
     }
+    const HeadUnit& unit = layer.units[group.first];
     layer.v.push_back(std::move(v));
     if (averaged) {
-      AddKeys(std::move(k), *context_, *rope_, layer);
+      AddKeys(std::move(k), unit.last - unit.first, *context_, *rope_, layer);
     } else {
       layer.k.push_back(std::move(k));
     }
@@ -117,7 +137,7 @@ void Sequence::Fit(int64_t rows_end) {
     if (context_->method->fits()) {
       moments = CollectMoments(config_sinks(), rows_end);
     } else {
-      moments.groups = HeadGroups(shape.kv_heads, 1);
+      DivideHeads(context_->config, *context_->method, shape.kv_heads, moments);
     }
     codec = FitLayer(context_->config, *context_->method, shape.head_dim_k, shape.head_dim_v,
                      moments, context_->account);

@@ -81,65 +81,68 @@ void Sequence::Seal() {
   }
 }
 
-// x[d][t] of 32 tokens less the group's mean at their positions.
-void Sequence::TakeMeans(const GroupCodec& group, int64_t first, float* x) const {
-  for (size_t d = 0; d < group.mean.size(); ++d) {
-    for (int t = 0; t < kBlockTokens; ++t) x[d * kBlockTokens + t] -= group.mean[d];
+// x[d][t] of head `head` of a unit, 32 tokens from `first` on, less its mean at their positions.
+void Sequence::TakeMeans(const GroupCodec& group, int64_t first, int head, int dim,
+                         float* x) const {
+  for (int d = 0; d < dim && !group.mean.empty(); ++d) {
+    for (int t = 0; t < kBlockTokens; ++t) x[d * kBlockTokens + t] -= group.mean[head * dim + d];
   }
-  if (group.rotated_mean.empty()) return;
+  if (group.rotated_means.empty()) return;
   thread_local std::vector<float> means;  // [32][D]
-  means.assign(static_cast<size_t>(kBlockTokens) * group.dim, 0.0f);
-  group.rotated_mean.Add(position_of(first), kBlockTokens, 1.0f, means.data(), group.dim);
-  for (int d = 0; d < group.dim; ++d) {
-    for (int t = 0; t < kBlockTokens; ++t) {
-      x[d * kBlockTokens + t] -= means[static_cast<size_t>(t) * group.dim + d];
-    }
+  means.assign(static_cast<size_t>(kBlockTokens) * dim, 0.0f);
+  group.rotated_means[head].Add(position_of(first), kBlockTokens, 1.0f, means.data(), dim);
+  for (int d = 0; d < dim; ++d) {
+    for (int t = 0; t < kBlockTokens; ++t) x[d * kBlockTokens + t] -= means[t * dim + d];
   }
 }
 
-// Packs the first tokens of the window as one side of one head: to `page`, as page `index`.
-Sequence::Energy Sequence::EncodeSide(int64_t from, int64_t index, int head, bool is_v,
+// Packs tokens of the window, from its page `from` on, as one side of one unit of page `index`.
+Sequence::Energy Sequence::EncodeSide(int64_t from, int64_t index, int unit, bool is_v,
                                       uint8_t* page) const {
   const KernelTable& kernels = Active();
   const PageLayout& layout = codec_->layout;
   const PageLayout& raw = context_->window.layout;
-  const GroupCodec& group = (is_v ? codec_->v : codec_->k).head(head);
-  const int tokens = layout.page_tokens, dim = group.dim, rank = group.rank();
+  const HeadUnit& heads = codec_->units[unit];
+  const GroupCodec& group = (is_v ? codec_->v : codec_->k).unit(unit);
+  const int tokens = layout.page_tokens, width = group.dim, rank = group.rank();
+  const int dim = width / (heads.last - heads.first);
   thread_local std::vector<float> scratch;
-  scratch.resize(static_cast<size_t>(dim) * (kBlockTokens + tokens) +
-                 static_cast<size_t>(rank) * (dim + tokens));
-  float* const block = scratch.data();                // [D][32]
-  float* const centred = block + dim * kBlockTokens;  // [D][T]
-  float* const encoder = centred + dim * tokens;      // [rank][D]
-  float* const latent = encoder + rank * dim;         // [rank][T]
+  scratch.resize(static_cast<size_t>(dim) * kBlockTokens + static_cast<size_t>(width) * tokens +
+                 static_cast<size_t>(rank) * (width + tokens));
+  float* const block = scratch.data();                // [D][32] of one head
+  float* const centred = block + dim * kBlockTokens;  // [unit's D][T]
+  float* const encoder = centred + width * tokens;    // [rank][unit's D]
+  float* const latent = encoder + rank * width;       // [rank][T]
   const PagePlan& plan = is_v ? context_->window.v : context_->window.k;
   Energy energy;
-  for (int i = 0; i < tokens / kBlockTokens; ++i) {
-    kernels.decode_block(plan, window_.page(from + i) + (is_v ? raw.v_offset : raw.k_offset)[head],
-                         0, block);
-    TakeMeans(group, config_sinks() + index * tokens + i * kBlockTokens, block);
+  for (int task = 0; task < tokens / kBlockTokens * (heads.last - heads.first); ++task) {
+    const int i = task / (heads.last - heads.first), h = task % (heads.last - heads.first);
+    kernels.decode_block(
+        plan, window_.page(from + i) + (is_v ? raw.v_offset : raw.k_offset)[heads.first + h], 0,
+        block);
+    TakeMeans(group, config_sinks() + index * tokens + i * kBlockTokens, h, dim, block);
     for (int d = 0; d < dim; ++d) {
       for (int t = 0; t < kBlockTokens; ++t) {
         const float x = block[d * kBlockTokens + t];
-        centred[d * tokens + i * kBlockTokens + t] = x;
+        centred[(h * dim + d) * tokens + i * kBlockTokens + t] = x;
         energy.all += static_cast<double>(x) * x;
       }
     }
   }
   if (group.basis.empty()) {
-    std::copy_n(centred, static_cast<int64_t>(dim) * tokens, latent);
+    std::copy_n(centred, static_cast<int64_t>(width) * tokens, latent);
   } else {
     kernels.f16_to_f32((group.encoder.empty() ? group.basis : group.encoder).data(), encoder,
-                       static_cast<int64_t>(rank) * dim);
+                       static_cast<int64_t>(rank) * width);
     kernels.gemm({.a = encoder,
-                  .lda = dim,
+                  .lda = width,
                   .b = centred,
                   .ldb = tokens,
                   .c = latent,
                   .ldc = tokens,
                   .m = rank,
                   .n = tokens,
-                  .k = dim});
+                  .k = width});
   }
   for (int64_t j = 0; j < static_cast<int64_t>(rank) * tokens; ++j) {
     energy.kept += static_cast<double>(latent[j]) * latent[j];
@@ -147,22 +150,23 @@ Sequence::Energy Sequence::EncodeSide(int64_t from, int64_t index, int head, boo
   // Latents of a weighted fit are no lengths; their share cannot be told.
   if (!group.encoder.empty()) energy.kept = energy.all;
   kernels.encode_page(group.plan, latent, tokens,
-                      page + (is_v ? layout.v_offset : layout.k_offset)[head]);
+                      page + (is_v ? layout.v_offset : layout.k_offset)[unit]);
   return energy;
 }
 
 void Sequence::EncodePages(int64_t n) {
-  const int heads = context_->shape.kv_heads;
+  const int64_t sides = 2 * static_cast<int64_t>(codec_->units.size());
   const int blocks = codec_->layout.page_tokens / kBlockTokens;
   const int64_t first = encoded_->pages();
   encoded_->Extend(n);
   std::vector<uint8_t*> pages;
   for (int64_t p = 0; p < n; ++p) pages.push_back(encoded_->MutablePage(first + p));
-  std::vector<Energy> energies(static_cast<size_t>(n) * heads * 2);
-  ParallelFor(context_->threads, n * heads * 2, [&](int64_t task) {
-    const int64_t p = task / (heads * 2);
+  std::vector<Energy> energies(static_cast<size_t>(n * sides));
+  ParallelFor(context_->threads, n * sides, [&](int64_t task) {
+    const int64_t p = task / sides;
+    const int unit = static_cast<int>(task % sides / 2);
     energies[static_cast<size_t>(task)] =
-        EncodeSide(p * blocks, first + p, static_cast<int>(task / 2 % heads), task % 2, pages[p]);
+        EncodeSide(p * blocks, first + p, unit, task % 2, pages[p]);
   });
   for (size_t i = 0; i < energies.size(); ++i) {
     (i % 2 ? energy_v_ : energy_k_) += energies[i].all;

@@ -26,16 +26,19 @@ std::shared_ptr<const LayerCodec> TypicalCodec(const LayerContext& context) {
   const LayerShape& shape = context.shape;
   const KVCacheConfig& config = context.config;
   LayerMoments moments;
-  moments.groups = HeadGroups(shape.kv_heads, context.method->fits() ? config.n_head_groups : 1);
-  for (size_t g = 0; g < moments.groups.size() && context.method->fits(); ++g) {
-    moments.k.push_back(TypicalMoments(shape.head_dim_k));
-    moments.v.push_back(TypicalMoments(shape.head_dim_v));
+  DivideHeads(config, *context.method, shape.kv_heads, moments);
+  for (const HeadRange& group : moments.groups) {
+    if (!context.method->fits()) break;
+    const int heads = moments.units[group.first].last - moments.units[group.first].first;
+    moments.k.push_back(TypicalMoments(heads * shape.head_dim_k));
+    moments.v.push_back(TypicalMoments(heads * shape.head_dim_v));
     if (config.key_metric == KeyMetric::kQueries) {
-      moments.q.push_back(TypicalMoments(shape.head_dim_k));
+      moments.q.push_back(TypicalMoments(heads * shape.head_dim_k));
     }
     if (config.key_mean == KeyMean::kRotated) {
       const RopeParams rope{RopePairing::kHalves, std::vector<float>(shape.head_dim_k / 2, 1.0f)};
-      moments.k_means.emplace_back(rope, std::vector<float>(shape.head_dim_k, 0.0f));
+      const RotatedMean mean(rope, std::vector<float>(shape.head_dim_k, 0.0f));
+      moments.k_means.emplace_back(heads, mean);
     }
   }
   return FitLayer(config, *context.method, shape.head_dim_k, shape.head_dim_v, moments,

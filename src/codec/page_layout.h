@@ -1,4 +1,4 @@
-// File: page_layout.h - where K and V of every head sit within one page.
+// File: page_layout.h - where K and V of every head, or unit of heads, sit within one page.
 #ifndef PALU_SRC_CODEC_PAGE_LAYOUT_H_
 #define PALU_SRC_CODEC_PAGE_LAYOUT_H_
 
@@ -10,10 +10,11 @@
 namespace palu {
 
 // A page of all heads: K of head 0, V of head 0, K of head 1, ... each at a multiple of 4 bytes.
+// Where heads are joined their unit takes the place of a head.
 struct PageLayout {
   int page_tokens = kBlockTokens;
-  std::vector<const PagePlan*> k, v;       // [heads]; owned elsewhere, same page_tokens
-  std::vector<size_t> k_offset, v_offset;  // [heads], bytes
+  std::vector<const PagePlan*> k, v;       // [units]; owned elsewhere, same page_tokens
+  std::vector<size_t> k_offset, v_offset;  // [units], bytes
   size_t page_bytes = 0;
 
   static PageLayout Make(std::vector<const PagePlan*> k_plans,
@@ -33,8 +34,6 @@ struct PageLayout {
     }
     return layout;
   }
-
-  int heads() const { return static_cast<int>(k.size()); }
 };
 
 }  // namespace palu

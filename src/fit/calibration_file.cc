@@ -1,5 +1,6 @@
 #include "fit/calibration_file.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
@@ -15,6 +16,7 @@ namespace {
 constexpr char kMagic[8] = {'P', 'A', 'L', 'U', 'B', 'A', 'S', 'E'};
 constexpr uint32_t kVersion = 1;
 constexpr uint32_t kMostLayers = 1 << 16, kMostHeads = 1 << 16, kMostDims = 1024;
+constexpr int kMostJoint = 1024;  // channels of a unit
 
 uint64_t Fnv1a(const char* bytes, size_t n) {
   uint64_t hash = 0xcbf29ce484222325;
@@ -110,12 +112,19 @@ LayerCalibration ReadLayer(Reader& reader) {
   layer.dim_k = reader.GetCount("dims in a key", kMostDims);
   layer.dim_v = reader.GetCount("dims in a value", kMostDims);
   layer.window = reader.GetCount("tokens in a window", 1u << 30);
+  layer.joint = reader.GetCount("joint heads", kMostHeads);
   const double tokens = reader.Get<double>();
   if (!(tokens >= 0)) reader.Fail("has a negative number of tokens");
-  for (int h = 0; layer.window == 0 && h < layer.heads; ++h) {
-    layer.k.push_back(reader.GetMoments(layer.dim_k, tokens));
-    layer.v.push_back(reader.GetMoments(layer.dim_v, tokens));
-    layer.q.push_back(reader.GetMoments(layer.dim_k, tokens));
+  if (layer.joint < 1 || layer.joint * std::max(layer.dim_k, layer.dim_v) > kMostJoint) {
+    reader.Fail("joins " + std::to_string(layer.joint) + " heads");
+  }
+  if (layer.window > 0) return layer;
+  layer.DivideHeads();
+  for (const HeadRange& unit : layer.units) {
+    const int heads = unit.last - unit.first;
+    layer.k.push_back(reader.GetMoments(heads * layer.dim_k, tokens));
+    layer.v.push_back(reader.GetMoments(heads * layer.dim_v, tokens));
+    for (int h = 0; h < heads; ++h) layer.q.push_back(reader.GetMoments(layer.dim_k, tokens));
   }
   return layer;
 }
@@ -131,6 +140,36 @@ std::string ReadBytes(const std::string& path) {
 }
 
 }  // namespace
+
+void LayerCalibration::DivideHeads() {
+  const int most = std::min(joint, std::max(heads, 1));
+  units = HeadGroups(heads, (heads + most - 1) / most);
+}
+
+Moments LayerCalibration::Of(const HeadRange& wanted, const std::vector<Moments>& side,
+                             int dim) const {
+  for (size_t u = 0; u < units.size(); ++u) {
+    if (wanted.first < units[u].first || wanted.last > units[u].last) continue;
+    return side[u].Part((wanted.first - units[u].first) * dim, (wanted.last - wanted.first) * dim);
+  }
+  return Moments(0);  // the builder has compared units
+}
+
+Moments LayerCalibration::Queries(const HeadRange& unit) const {
+  const int n = unit.last - unit.first, width = n * dim_k;
+  Moments all(width);
+  all.rows = q[unit.first].rows;
+  for (int h = 0; h < n; ++h) {
+    const Moments& head = q[unit.first + h];
+    for (int i = 0; i < dim_k; ++i) {
+      for (int j = 0; j < dim_k; ++j) {
+        all.second[static_cast<size_t>(h * dim_k + i) * width + h * dim_k + j] =
+            head.second[static_cast<size_t>(i) * dim_k + j];
+      }
+    }
+  }
+  return all;
+}
 
 const LayerCalibration* Calibration::Find(int index) const {
   for (const LayerCalibration& layer : layers) {
@@ -171,14 +210,17 @@ void SaveCalibration(const Calibration& calibration, const std::string& path) {
   writer.Put(calibration.model.substr(0, 4096));
   writer.Put(static_cast<uint32_t>(calibration.layers.size()));
   for (const LayerCalibration& layer : calibration.layers) {
-    for (const int field : {layer.index, layer.heads, layer.dim_k, layer.dim_v, layer.window}) {
+    for (const int field :
+         {layer.index, layer.heads, layer.dim_k, layer.dim_v, layer.window, layer.joint}) {
       writer.Put(static_cast<uint32_t>(field));
     }
     writer.Put(layer.k.empty() ? 0.0 : layer.k[0].rows);
-    for (size_t h = 0; h < layer.k.size(); ++h) {
-      writer.PutMoments(layer.k[h], true);
-      writer.PutMoments(layer.v[h], true);
-      writer.PutMoments(layer.q[h], false);
+    for (size_t u = 0; u < layer.units.size(); ++u) {
+      writer.PutMoments(layer.k[u], true);
+      writer.PutMoments(layer.v[u], true);
+      for (int h = layer.units[u].first; h < layer.units[u].last; ++h) {
+        writer.PutMoments(layer.q[h], false);
+      }
     }
   }
   writer.Put(Fnv1a(writer.bytes().data(), writer.bytes().size()));

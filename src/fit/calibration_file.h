@@ -3,9 +3,10 @@
 // Layout, little endian:
 //   "PALUBASE", u32 version, u32 length of the model's name, the name,
 //   u32 layers, then per layer
-//     i32 index, heads, dim_k, dim_v, window; f64 tokens
-//     per head: K, V, Q, each f32 mean[D], then f32 covariance[D (D + 1) / 2], rows of the upper
-//     half (Q has no mean: its raw second moment, over all query heads of the KV head)
+//     i32 index, heads, dim_k, dim_v, window, joint; f64 tokens
+//     per unit of `joint` heads (HeadGroups divides them): K, V, then per head Q, each
+//     f32 mean[D], then f32 covariance[D (D + 1) / 2], rows of the upper half; D = all dims of the
+//     unit (Q has no mean: its raw second moment, over all query heads of the KV head)
 //   u64 FNV-1a of all bytes before.
 // Layers with a window have no moments.
 #ifndef PALU_SRC_FIT_CALIBRATION_FILE_H_
@@ -15,12 +16,25 @@
 #include <vector>
 
 #include "fit/moments.h"
+#include "palu/spectrum.h"
 
 namespace palu {
 
 struct LayerCalibration {
   int index = 0, heads = 0, dim_k = 0, dim_v = 0, window = 0;
-  std::vector<Moments> k, v, q;  // [heads]; k and q un-rotated
+  int joint = 1;                 // heads whose moments are joint
+  std::vector<HeadRange> units;  // of the heads
+  std::vector<Moments> k, v;     // [units]; k un-rotated
+  std::vector<Moments> q;        // [heads]; un-rotated
+
+  void DivideHeads();  // makes units
+  // Of a unit of the file, or of a single head. Queries of several heads do not meet.
+  Moments Keys(const HeadRange& unit) const { return Of(unit, k, dim_k); }
+  Moments Values(const HeadRange& unit) const { return Of(unit, v, dim_v); }
+  Moments Queries(const HeadRange& unit) const;
+
+ private:
+  Moments Of(const HeadRange& unit, const std::vector<Moments>& side, int dim) const;
 };
 
 struct Calibration {

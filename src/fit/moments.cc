@@ -17,17 +17,22 @@ struct Plane {
   double frequency;
 };
 
-std::vector<Plane> Planes(int dim, const RopeParams& rope) {
+std::vector<Plane> Planes(int dim, const RopeParams& rope, int heads) {
   const int n = static_cast<int>(rope.inv_freq.size());
   std::vector<Plane> planes;
-  for (int i = 0; i < n; ++i) {
-    if (rope.pairing == RopePairing::kInterleaved) {
-      planes.push_back({2 * i, 2 * i + 1, rope.inv_freq[i]});
-    } else {
-      planes.push_back({i, i + n, rope.inv_freq[i]});
+  for (int head = 0; head < heads; ++head) {
+    const int first = head * dim / heads, end = (head + 1) * dim / heads;
+    for (int i = 0; i < n; ++i) {
+      if (rope.pairing == RopePairing::kInterleaved) {
+        planes.push_back({first + 2 * i, first + 2 * i + 1, rope.inv_freq[i]});
+      } else {
+        planes.push_back({first + i, first + i + n, rope.inv_freq[i]});
+      }
+    }
+    for (int d = first + 2 * n; d < end; d += 2) {
+      planes.push_back({d, d + 1 < end ? d + 1 : -1, 0.0});
     }
   }
-  for (int d = 2 * n; d < dim; d += 2) planes.push_back({d, d + 1 < dim ? d + 1 : -1, 0.0});
   return planes;
 }
 
@@ -49,6 +54,19 @@ void Moments::Add(const float* x, int64_t n, int64_t stride) {
   Eigen::Map<RowMatrix>(second.data(), dim, dim).noalias() += block.transpose() * block;
   Eigen::Map<Eigen::RowVectorXd>(sum.data(), dim) += block.colwise().sum();
   rows += static_cast<double>(n);
+}
+
+Moments Moments::Part(int first, int n) const {
+  Moments part(n);
+  part.rows = rows;
+  for (int i = 0; i < n; ++i) {
+    part.sum[i] = sum[first + i];
+    for (int j = 0; j < n; ++j) {
+      part.second[static_cast<size_t>(i) * n + j] =
+          second[static_cast<size_t>(first + i) * dim + first + j];
+    }
+  }
+  return part;
 }
 
 void Moments::Add(const Moments& other) {
@@ -93,8 +111,9 @@ void Unrotate(const RopeParams& rope, int64_t position, float* x, int64_t n, int
   }
 }
 
-Moments AverageOverPositions(const Moments& m, const RopeParams& rope, int64_t positions) {
-  const std::vector<Plane> planes = Planes(m.dim, rope);
+Moments AverageOverPositions(const Moments& m, const RopeParams& rope, int64_t positions,
+                             int heads) {
+  const std::vector<Plane> planes = Planes(m.dim, rope, heads);
   Moments out(m.dim);
   out.rows = m.rows;
   auto at = [&](int i, int j) {

@@ -19,6 +19,8 @@ struct Moments {
 
   explicit Moments(int d) : dim(d), sum(d, 0.0), second(static_cast<size_t>(d) * d, 0.0) {}
 
+  // The moments of dims [first, first + n) alone.
+  Moments Part(int first, int n) const;
   // x: [n][stride], n rows. Cost: n * dim^2 / 2 multiply-adds in double.
   void Add(const float* x, int64_t n, int64_t stride);
   void Add(const Moments& other);
@@ -35,7 +37,9 @@ void Unrotate(const RopeParams& rope, int64_t position, float* x, int64_t n, int
 // The moments of R_p x averaged over positions p = 0 .. positions-1, from the moments of un-rotated
 // rows x. Each pair of planes only meets the averages of exp(i (a -+ b) p), a geometric series: no
 // sum over positions.
-Moments AverageOverPositions(const Moments& unrotated, const RopeParams& rope, int64_t positions);
+// `heads` heads of dim / heads dims lie side by side in a row; each is rotated alike.
+Moments AverageOverPositions(const Moments& unrotated, const RopeParams& rope, int64_t positions,
+                             int heads = 1);
 
 }  // namespace palu
 

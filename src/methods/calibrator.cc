@@ -1,4 +1,5 @@
 // The public Calibrator: from tensors to the moments of a basis file.
+#include <algorithm>
 #include <utility>
 
 #include "base/tensor_io.h"
@@ -21,15 +22,17 @@ struct Calibrator::Impl {
 
 namespace {
 
-// Adds the rows of head h of x, un-rotated if rope.
-void AddHead(const ConstTensor& x, int64_t h, int64_t position, const RopeParams* rope,
-             Moments& to) {
-  const int64_t n = x.shape[2];
-  const int dim = to.dim;
-  std::vector<float> rows(static_cast<size_t>(n) * dim);
-  for (int64_t t = 0; t < n; ++t) ReadRow(x, 0, h, t, rows.data() + t * dim);
-  if (rope) Unrotate(*rope, position, rows.data(), n, dim);
-  to.Add(rows.data(), n, dim);
+// Adds the rows of heads [heads.first, heads.last) of x side by side, un-rotated if rope.
+void AddHeads(const ConstTensor& x, const HeadRange& heads, int64_t position,
+              const RopeParams* rope, Moments& to) {
+  const int64_t n = x.shape[2], dim = x.shape[3];
+  std::vector<float> rows(static_cast<size_t>(n) * to.dim);
+  for (int h = heads.first; h < heads.last; ++h) {
+    float* const first = rows.data() + (h - heads.first) * dim;
+    for (int64_t t = 0; t < n; ++t) ReadRow(x, 0, h, t, first + t * to.dim);
+    if (rope) Unrotate(*rope, position, first, n, to.dim);
+  }
+  to.Add(rows.data(), n, to.dim);
 }
 
 std::string Name(int layer, const char* side) {
@@ -38,7 +41,7 @@ std::string Name(int layer, const char* side) {
 
 }  // namespace
 
-Calibrator::Calibrator(const ModelShape& shape, std::string model)
+Calibrator::Calibrator(const ModelShape& shape, std::string model, int joint_heads)
     : impl_(std::make_unique<Impl>()) {
   impl_->calibration.model = std::move(model);
   for (const LayerShape& s : shape.layers) {
@@ -49,11 +52,20 @@ Calibrator::Calibrator(const ModelShape& shape, std::string model)
                        std::to_string(s.head_dim_v) +
                        " dims; allowed are at least 1 head and 1 to 1024 dims");
     }
-    LayerCalibration layer{s.index, s.kv_heads, s.head_dim_k, s.head_dim_v, s.window, {}, {}, {}};
-    for (int h = 0; s.window == 0 && h < s.kv_heads; ++h) {
-      layer.k.emplace_back(s.head_dim_k);
-      layer.v.emplace_back(s.head_dim_v);
-      layer.q.emplace_back(s.head_dim_k);
+    const int joint = std::min(joint_heads, s.kv_heads);
+    if (joint < 1 || joint * std::max(s.head_dim_k, s.head_dim_v) > 1024) {
+      throw InputError("layer " + std::to_string(s.index) + ": " + std::to_string(joint_heads) +
+                       " joint heads of " + std::to_string(s.head_dim_k) +
+                       " dims; allowed are 1 or more heads of at most 1024 dims together");
+    }
+    LayerCalibration layer;
+    layer.index = s.index, layer.heads = s.kv_heads, layer.window = s.window, layer.joint = joint;
+    layer.dim_k = s.head_dim_k, layer.dim_v = s.head_dim_v;
+    if (s.window == 0) layer.DivideHeads();
+    for (const HeadRange& unit : layer.units) {
+      layer.k.emplace_back((unit.last - unit.first) * s.head_dim_k);
+      layer.v.emplace_back((unit.last - unit.first) * s.head_dim_v);
+      for (int h = unit.first; h < unit.last; ++h) layer.q.emplace_back(s.head_dim_k);
     }
     impl_->calibration.layers.push_back(std::move(layer));
   }
@@ -66,9 +78,9 @@ void Calibrator::AddKeysValues(int layer, const ConstTensor& k, const ConstTenso
   LayerCalibration& to = impl_->At(layer);
   CheckTensor(k, Name(layer, "K").c_str(), {1, to.heads, -1, to.dim_k});
   CheckTensor(v, Name(layer, "V").c_str(), {1, to.heads, k.shape[2], to.dim_v});
-  for (size_t h = 0; h < to.k.size(); ++h) {
-    AddHead(k, static_cast<int64_t>(h), position, rope, to.k[h]);
-    AddHead(v, static_cast<int64_t>(h), position, nullptr, to.v[h]);
+  for (size_t u = 0; u < to.units.size(); ++u) {
+    AddHeads(k, to.units[u], position, rope, to.k[u]);
+    AddHeads(v, to.units[u], position, nullptr, to.v[u]);
   }
 }
 
@@ -81,10 +93,10 @@ void Calibrator::AddQueries(int layer, const ConstTensor& q, int64_t position,
                      " heads; allowed are multiples of the " + std::to_string(to.heads) +
                      " KV heads");
   }
-  const int64_t group = q.shape[1] / to.heads;
-  for (size_t h = 0; h < to.q.size(); ++h) {
-    for (int64_t i = 0; i < group; ++i) {
-      AddHead(q, static_cast<int64_t>(h) * group + i, position, rope, to.q[h]);
+  const int group = static_cast<int>(q.shape[1] / to.heads);
+  for (int h = 0; h < static_cast<int>(to.q.size()); ++h) {
+    for (int i = h * group; i < (h + 1) * group; ++i) {
+      AddHeads(q, {i, i + 1}, position, rope, to.q[h]);
     }
   }
 }

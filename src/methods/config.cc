@@ -174,6 +174,9 @@ const std::vector<Option>& Options() {
                   {"per_group", RankPolicy::kPerGroup}}),
       NumberOption("n_head_groups", "groups of KV heads that share a basis (clamped to the heads)",
                    "a whole number of at least 1", &C::n_head_groups),
+      NumberOption("joint_heads",
+                   "KV heads that are projected together, on axes of all their channels",
+                   "a whole number of at least 1", &C::joint_heads),
       EnumOption("key_fit",
                  "moments of the keys as they came, or un-rotated and averaged over positions",
                  "prompt or averaged", &C::key_fit,
@@ -293,6 +296,7 @@ void KVCacheConfig::Validate() const {
   Require(*this, "rank", !rank || *rank >= 1);
   Require(*this, "energy_threshold", energy_threshold > 0 && energy_threshold <= 1);
   Require(*this, "n_head_groups", n_head_groups >= 1);
+  Require(*this, "joint_heads", joint_heads >= 1);
   Require(*this, "fit_tokens", fit_tokens >= -1 && fit_tokens <= (1 << 20));
   Require(*this, "bits", bit_plan != BitPlan::kAuto || (auto_bits >= 0.25 && auto_bits <= 8));
   Require(*this, "bits", bit_plan != BitPlan::kUniform || (uniform_bits >= 1 && uniform_bits <= 8));

@@ -28,12 +28,14 @@ void AppendRow(const std::vector<double>& rows, size_t row, int dim, std::vector
 // One side: axes of every group, then ranks, then bits over all groups together, then plans.
 class SideFit {
  public:
-  SideFit(const KVCacheConfig& config, const SideMethod& method, int dim,
-          const std::vector<HeadRange>& ranges, const std::vector<Moments>& moments,
-          const std::vector<Moments>& metrics, double budget)
-      : config_(config), method_(method), ranges_(ranges), budget_(budget) {
-    for (size_t g = 0; g < ranges_.size(); ++g) {
-      axes_.push_back(MakeAxes(dim, moments.empty() ? nullptr : &moments[g],
+  // dim: of a head.
+  SideFit(const KVCacheConfig& config, const SideMethod& method, int dim, const LayerMoments& layer,
+          const std::vector<Moments>& moments, const std::vector<Moments>& metrics, double budget)
+      : config_(config), method_(method), layer_(layer), budget_(budget) {
+    for (size_t g = 0; g < layer_.groups.size(); ++g) {
+      const HeadUnit& unit = layer_.units[layer_.groups[g].first];
+      const int channels = dim * (unit.last - unit.first);
+      axes_.push_back(MakeAxes(channels, moments.empty() ? nullptr : &moments[g],
                                metrics.empty() ? nullptr : &metrics[g]));
       const double rows = moments.empty() ? 0 : moments[g].rows;
       ranks_.push_back(OwnRank(axes_[g], rows));
@@ -44,15 +46,17 @@ class SideFit {
   SideCodec Make(int page_tokens) const {
     const std::vector<std::vector<uint8_t>> bits = Bits();
     SideCodec side;
-    for (size_t g = 0; g < ranges_.size(); ++g) {
+    for (size_t g = 0; g < layer_.groups.size(); ++g) {
       side.groups.push_back(MakeGroup(g, bits[g], page_tokens));
-      for (int h = ranges_[g].first; h < ranges_[g].last; ++h)
-        side.group_of_head.push_back(static_cast<int>(g));
+      side.group_of_unit.insert(side.group_of_unit.end(), static_cast<size_t>(Units(g)),
+                                static_cast<int>(g));
     }
     return side;
   }
 
  private:
+  int Units(size_t g) const { return layer_.groups[g].last - layer_.groups[g].first; }
+
   PrincipalAxes MakeAxes(int dim, const Moments* moments, const Moments* metric) const {
     switch (method_.transform) {
       case Transform::kIdentity:
@@ -111,7 +115,7 @@ class SideFit {
     for (size_t g = 0; g < axes_.size(); ++g) {
       const auto& variance = axes_[g].variance;
       groups.push_back({{variance.begin(), variance.begin() + ranks_[g]},
-                        ranges_[g].last - ranges_[g].first,
+                        Units(g),
                         static_cast<int>(axes_[g].dim()),
                         config_.basis != BasisKind::kNone});
     }
@@ -122,7 +126,7 @@ class SideFit {
   GroupCodec MakeGroup(size_t g, const std::vector<uint8_t>& bits, int page_tokens) const {
     const PrincipalAxes& axes = axes_[g];
     GroupCodec group;
-    group.heads = ranges_[g];
+    group.units = Units(g);
     group.dim = axes.dim();
     group.mean.assign(axes.mean.begin(), axes.mean.end());
     const bool identity =
@@ -142,14 +146,18 @@ class SideFit {
 
   const KVCacheConfig& config_;
   const SideMethod& method_;
-  const std::vector<HeadRange>& ranges_;
+  const LayerMoments& layer_;
   const double budget_;  // of codes + scales, bits per element (bits=auto)
   std::vector<PrincipalAxes> axes_;
   std::vector<int> ranks_;
 };
 
 int64_t GroupBytes(const GroupCodec& g) {
-  return g.rotated_mean.nbytes() +
+  int64_t means = 0;
+  for (const RotatedMean& mean : g.rotated_means) {
+    means += static_cast<int64_t>(sizeof(RotatedMean)) + mean.nbytes();
+  }
+  return means +
          static_cast<int64_t>(sizeof(GroupCodec) + g.mean.size() * sizeof(float) +
                               (g.basis.size() + g.encoder.size()) * sizeof(uint16_t) +
                               g.plan.bits.size() * (1 + sizeof(uint32_t) + 2 * sizeof(float)));
@@ -158,9 +166,8 @@ int64_t GroupBytes(const GroupCodec& g) {
 double BitsPerElement(const SideCodec& side, bool with_scales) {
   double bits = 0, elements = 0;
   for (const GroupCodec& g : side.groups) {
-    const int heads = g.heads.last - g.heads.first;
-    bits += heads * (with_scales ? g.plan.stored_bits_per_token() : g.plan.code_bits_per_token());
-    elements += static_cast<double>(heads) * g.dim;
+    bits += g.units * (with_scales ? g.plan.stored_bits_per_token() : g.plan.code_bits_per_token());
+    elements += static_cast<double>(g.units) * g.dim;
   }
   return bits / elements;
 }
@@ -182,6 +189,16 @@ int SideCodec::basis_rank() const {
 double SideCodec::CodeBits() const { return BitsPerElement(*this, false); }
 double SideCodec::StoredBits() const { return BitsPerElement(*this, true); }
 
+void DivideHeads(const KVCacheConfig& config, const MethodRow& method, int heads,
+                 LayerMoments& layer) {
+  const int joint = std::min(config.joint_heads, heads);
+  layer.units = HeadGroups(heads, (heads + joint - 1) / joint);
+  const int units = static_cast<int>(layer.units.size());
+  // Joined heads have a basis per unit: units may differ in size.
+  const int groups = !method.fits() ? 1 : joint > 1 ? units : config.n_head_groups;
+  layer.groups = HeadGroups(units, groups);
+}
+
 std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const MethodRow& method,
                                            int dim_k, int dim_v, const LayerMoments& moments,
                                            const MemoryAccountPtr& account) {
@@ -189,17 +206,23 @@ std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const Me
   const double key_bits = config.auto_bits + config.key_extra;
   const double value_bits = config.auto_bits - config.key_extra * dim_k / dim_v;
   auto codec = std::make_shared<LayerCodec>();
-  codec->k = SideFit(config, method.keys, dim_k, moments.groups, moments.k, moments.q, key_bits)
+  codec->units = moments.units;
+  for (size_t u = 0; u < codec->units.size(); ++u) {
+    codec->unit_of_head.insert(codec->unit_of_head.end(),
+                               static_cast<size_t>(codec->units[u].last - codec->units[u].first),
+                               static_cast<int>(u));
+  }
+  codec->k = SideFit(config, method.keys, dim_k, moments, moments.k, moments.q, key_bits)
                  .Make(page_tokens);
   for (size_t g = 0; g < moments.k_means.size(); ++g) {
-    codec->k.groups[g].rotated_mean = moments.k_means[g];
+    codec->k.groups[g].rotated_means = moments.k_means[g];
     codec->k.groups[g].mean.clear();
   }
-  codec->v = SideFit(config, method.values, dim_v, moments.groups, moments.v, {}, value_bits)
-                 .Make(page_tokens);
+  codec->v =
+      SideFit(config, method.values, dim_v, moments, moments.v, {}, value_bits).Make(page_tokens);
   std::vector<const PagePlan*> k_plans, v_plans;
-  for (const int g : codec->k.group_of_head) k_plans.push_back(&codec->k.groups[g].plan);
-  for (const int g : codec->v.group_of_head) v_plans.push_back(&codec->v.groups[g].plan);
+  for (const int g : codec->k.group_of_unit) k_plans.push_back(&codec->k.groups[g].plan);
+  for (const int g : codec->v.group_of_unit) v_plans.push_back(&codec->v.groups[g].plan);
   codec->layout = PageLayout::Make(std::move(k_plans), std::move(v_plans));
   int64_t bytes = sizeof(LayerCodec);
   for (const SideCodec* side : {&codec->k, &codec->v}) {
