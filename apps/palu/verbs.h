@@ -15,6 +15,7 @@ using Action = std::function<int()>;
 void AddRun(CLI::App& app, Action& action);
 void AddInspect(CLI::App& app, Action& action);
 void AddEval(CLI::App& app, Action& action);
+void AddRecommend(CLI::App& app, Action& action);
 void AddFit(CLI::App& app, Action& action);
 void AddMethods(CLI::App& app, Action& action);
 
