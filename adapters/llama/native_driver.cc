@@ -131,10 +131,14 @@ class NativeDriver : public Driver {
 
   SessionStats Stats(int64_t position) const override {
     SessionStats stats;
-    double per_token = 0;
-    for (const LayerShape& layer : model_.shape.layers)
-      per_token += layer.kv_heads * (layer.head_dim_k + layer.head_dim_v);
-    const double elements = per_token * static_cast<double>(position);
+    double elements = 0;
+    for (const LayerShape& layer : model_.shape.layers) {
+      // As CacheStats counts them.
+      const int64_t needed =
+          layer.window > 0 ? std::min<int64_t>(position, layer.window) : position;
+      elements +=
+          static_cast<double>(needed) * layer.kv_heads * (layer.head_dim_k + layer.head_dim_v);
+    }
     stats.tokens = position;
     stats.kv_bytes = size_.bytes();
     stats.kv_fp16_bytes = static_cast<int64_t>(elements * 2);

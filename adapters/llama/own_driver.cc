@@ -149,13 +149,11 @@ SessionStats OwnDriver::Stats(int64_t position) const {
   double elements = 0;
   for (const KVCache& cache : caches_) {
     const CacheStats layer = cache.Stats();
-    const LayerShape& shape = cache.shape();
     stats.kv_bytes += layer.nbytes;
     stats.kv_fp16_bytes += layer.fp16_bytes;
     stats.advertised_bits_per_element =
         std::max(stats.advertised_bits_per_element, layer.assigned_avg_bits);
-    elements +=
-        static_cast<double>(layer.tokens) * shape.kv_heads * (shape.head_dim_k + shape.head_dim_v);
+    elements += static_cast<double>(layer.fp16_bytes) / 2;
     if (layer.rank_k > 0) {
       stats.rank_k.push_back(layer.rank_k);
       stats.rank_v.push_back(layer.rank_v);

@@ -64,8 +64,9 @@ struct CacheStats {
   int64_t nbytes = 0;
   int64_t code_bytes = 0, scale_bytes = 0, basis_bytes = 0, window_bytes = 0, slack_bytes = 0,
           table_bytes = 0;
-  int64_t fp16_bytes = 0;              // the same tokens as fp16 K and V: B * S * H * (Dk + Dv) * 2
-  double stored_bits_per_element = 0;  // nbytes * 8 / (B * S * H * (Dk + Dv))
+  // The same tokens as fp16 K and V: B * S * H * (Dk + Dv) * 2, S at most the layer's window.
+  int64_t fp16_bytes = 0;
+  double stored_bits_per_element = 0;  // nbytes * 16 / fp16_bytes
   double residual_energy_k = 0,
          residual_energy_v = 0;  // share of the encoded tokens' energy outside the subspace
                                  // (drift); 0 with key_metric=queries

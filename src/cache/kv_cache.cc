@@ -158,8 +158,10 @@ CacheStats KVCache::Stats() const {
   stats.exact_tokens = static_cast<int64_t>(stats.exact_tokens / batch);
   stats.residual_energy_k /= batch;
   stats.residual_energy_v /= batch;
+  // A layer with a window needs no more tokens, in fp16 either.
+  const int64_t needed = s.window > 0 ? std::min<int64_t>(size(), s.window) : size();
   const double elements =
-      batch * static_cast<double>(size()) * s.kv_heads * (s.head_dim_k + s.head_dim_v);
+      batch * static_cast<double>(needed) * s.kv_heads * (s.head_dim_k + s.head_dim_v);
   stats.fp16_bytes = static_cast<int64_t>(elements * 2);
   stats.stored_bits_per_element =
       elements > 0 ? static_cast<double>(stats.nbytes) * 8 / elements : 0;
