@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,6 +14,7 @@
 #include "progress.h"
 #include "run_options.h"
 #include "spectra.h"
+#include "spectra_collector.h"
 #include "spectra_svg.h"
 #include "verbs.h"
 
@@ -31,59 +31,6 @@ struct InspectOptions {
   int threads = 0;
   int64_t max_tokens = 4096;  // 0 = all
   int64_t context = 0;        // 0 = the model's training context
-};
-
-// Moments of one layer, summed while the text is decoded.
-struct LayerMoments {
-  LayerMoments(int heads, int key_dims, int value_dims, int groups, RopeParams rope)
-      : heads(heads),
-        rope(std::move(rope)),
-        keys(heads, key_dims, groups),
-        unrotated_keys(heads, key_dims, groups),
-        values(heads, value_dims, groups) {}
-
-  int heads;
-  RopeParams rope;
-  MomentSum keys, unrotated_keys, values;
-};
-
-class Collector {
- public:
-  explicit Collector(int groups) : groups_(groups) {}
-
-  void Add(int layer, const ConstTensor& k, const ConstTensor& v, int64_t position,
-           const RopeParams& rope) {
-    const auto size = [](int64_t n) { return static_cast<int>(n); };
-    LayerMoments& moments =
-        layers_
-            .try_emplace(layer, size(k.shape[1]), size(k.shape[3]), size(v.shape[3]), groups_, rope)
-            .first->second;
-    moments.keys.Add(k);
-    moments.unrotated_keys.Add(k, position, &moments.rope);
-    moments.values.Add(v);
-  }
-
-  // In the order of the layers.
-  std::vector<LayerSpectra> Spectra(int64_t context) const {
-    std::vector<LayerSpectra> result;
-    for (const auto& [layer, moments] : layers_) {
-      const std::vector<Spectrum> cached = moments.keys.Spectra();
-      const std::vector<Spectrum> averaged = moments.unrotated_keys.Spectra(context, &moments.rope);
-      const std::vector<Spectrum> values = moments.values.Spectra();
-      const std::vector<HeadRange> ranges = HeadGroups(moments.heads, groups_);
-      LayerSpectra spectra;
-      spectra.layer = layer;
-      for (size_t g = 0; g < ranges.size(); ++g) {
-        spectra.groups.push_back({ranges[g], {cached[g], averaged[g], values[g]}});
-      }
-      result.push_back(std::move(spectra));
-    }
-    return result;
-  }
-
- private:
-  int groups_;
-  std::map<int, LayerMoments> layers_;
 };
 
 std::vector<llama::Token> TextTokens(const llama::Model& model, const InspectOptions& o,
@@ -116,9 +63,8 @@ int Inspect(const InspectOptions& o) {
   const auto count = static_cast<int64_t>(tokens.size());
   CheckFits(*model, run, count);
   const std::unique_ptr<llama::Session> session = OpenSession(model, run, count);
-  Collector collector(o.groups);
-  session->SetObserver([&](int layer, const ConstTensor& k, const ConstTensor& v, int64_t position,
-                           const RopeParams& rope) { collector.Add(layer, k, v, position, rope); });
+  SpectraCollector collector(o.groups);
+  session->SetObserver(collector.Observer());
   CatchInterrupt();
   if (!FeedPrompt(*session, tokens).whole) return kInterruptedExit;
 

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <filesystem>
 
+#include "svg.h"
+
 namespace palu::app {
 namespace {
 
@@ -18,38 +20,12 @@ constexpr std::array<EnergyRule, 2> kRules = {EnergyRule::kSum, EnergyRule::kSqu
 constexpr std::array<const char*, 2> kRowTitles = {"share of the sum of sigma",
                                                    "share of the sum of sigma²"};
 
-std::string Escape(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      default:
-        out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-    }
-  }
-  return out;
-}
-
 std::string NameOf(const std::string& path) {
   return std::filesystem::path(path).filename().string();
 }
 
-std::string Text(double x, double y, const std::string& text, const std::string& style = "") {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" {}>{}</text>\n", x, y, style, Escape(text));
-}
-
 std::string Line(double x1, double y1, double x2, double y2, const char* colour) {
-  return fmt::format(
-      "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"/>\n", x1, y1, x2,
-      y2, colour);
+  return SvgLine(x1, y1, x2, y2, fmt::format("stroke=\"{}\"", colour));
 }
 
 // Viridis without its pale end, by linear interpolation: dark = first layer.
@@ -101,20 +77,20 @@ int MaxDims(const SpectraReport& report, Side side) {
 
 std::string Axes(double left, double top, int dims, const std::string& title) {
   const double bottom = top + kPlotHeight;
-  std::string svg = Text(left + kPlotWidth / 2, top - 10, title, "class=\"title\"");
+  std::string svg = SvgText(left + kPlotWidth / 2, top - 10, title, "class=\"title\"");
   for (const double share : {0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1.0}) {
     const double y = bottom - share * kPlotHeight;
     svg += Line(left, y, left + kPlotWidth, y, share == 0 ? "#444" : "#ddd");
     // 95 % has a line, but its label would touch its neighbours.
     if (share != 0.95)
-      svg += Text(left - 6, y + 4, fmt::format("{:.0f} %", share * 100), "class=\"y\"");
+      svg += SvgText(left - 6, y + 4, fmt::format("{:.0f} %", share * 100), "class=\"y\"");
   }
   for (int tick = 0; tick <= 4; ++tick) {
     const double x = left + kPlotWidth * tick / 4;
     svg += Line(x, top, x, bottom + 4, tick == 0 ? "#444" : "#eee");
-    svg += Text(x, bottom + 18, fmt::format("{:g}", dims * tick / 4.0), "class=\"x\"");
+    svg += SvgText(x, bottom + 18, fmt::format("{:g}", dims * tick / 4.0), "class=\"x\"");
   }
-  svg += Text(left + kPlotWidth / 2, bottom + 36, "rank", "class=\"x\"");
+  svg += SvgText(left + kPlotWidth / 2, bottom + 36, "rank", "class=\"x\"");
   return svg;
 }
 
@@ -144,14 +120,14 @@ std::string Legend(const SpectraReport& report, double left, double top) {
   constexpr int kSteps = 40;
   constexpr double kHeight = kPlotHeight / kSteps;
   if (report.layers.empty()) return "";
-  std::string svg = Text(left, top - 10, "layer");
+  std::string svg = SvgText(left, top - 10, "layer");
   for (int i = 0; i < kSteps; ++i) {
     svg += fmt::format(
         "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"14\" height=\"{:.1f}\" fill=\"{}\"/>\n", left,
         top + i * kHeight, kHeight + 0.3, Colour(static_cast<double>(i) / (kSteps - 1)));
   }
-  svg += Text(left + 20, top + 10, std::to_string(report.layers.front().layer));
-  svg += Text(left + 20, top + kPlotHeight, std::to_string(report.layers.back().layer));
+  svg += SvgText(left + 20, top + 10, std::to_string(report.layers.front().layer));
+  svg += SvgText(left + 20, top + kPlotHeight, std::to_string(report.layers.back().layer));
   return svg;
 }
 
@@ -161,22 +137,26 @@ std::string ToSvg(const SpectraReport& report) {
   const double width = kLeft + kSides * kPlotWidth + (kSides - 1) * kGapX + kRight;
   const double height = kTop + 2 * kPlotHeight + kGapY + kBottom;
   std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
+      "<svg class=\"spectra\" xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" "
+      "height=\"{1:.0f}\" "
       "viewBox=\"0 0 {0:.0f} {1:.0f}\">\n"
-      "<style>text{{font:12px sans-serif;fill:#222}} .title{{font-weight:bold;text-anchor:middle}} "
-      ".head{{font-size:16px;font-weight:bold}} .x{{text-anchor:middle}} "
-      ".y{{text-anchor:end}}</style>\n"
+      // The class keeps the style to this plot when it stands in a page with others.
+      "<style>.spectra text{{font:12px sans-serif;fill:#222}} "
+      ".spectra .title{{font-weight:bold;text-anchor:middle}} "
+      ".spectra .head{{font-size:16px;font-weight:bold}} .spectra .x{{text-anchor:middle}} "
+      ".spectra .y{{text-anchor:end}}</style>\n"
       "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
       width, height);
-  svg += Text(kLeft, 26, "Energy of K and V held by a basis of rank r", "class=\"head\"");
-  svg += Text(kLeft, 46,
+  svg += SvgText(kLeft, 26, "Energy of K and V held by a basis of rank r", "class=\"head\"");
+  svg +=
+      SvgText(kLeft, 46,
               fmt::format("{}, {} tokens of {}; one curve per layer, the mean of its head groups",
                           NameOf(report.model), report.tokens, NameOf(report.file)));
   for (size_t row = 0; row < kRules.size(); ++row) {
     const double top = kTop + row * (kPlotHeight + kGapY);
     const double middle = top + kPlotHeight / 2;
-    svg += Text(22, middle, kRowTitles[row],
-                fmt::format("class=\"x\" transform=\"rotate(-90 22 {:.1f})\"", middle));
+    svg += SvgText(22, middle, kRowTitles[row],
+                   fmt::format("class=\"x\" transform=\"rotate(-90 22 {:.1f})\"", middle));
     for (int column = 0; column < kSides; ++column) {
       const auto side = static_cast<Side>(column);
       const double left = kLeft + column * (kPlotWidth + kGapX);
