@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "eval_cells.h"
+#include "eval_html.h"
 #include "eval_options.h"
 #include "eval_protocol.h"
 #include "eval_results.h"
+#include "eval_spectra.h"
 #include "files.h"
 #include "interrupt.h"
 #include "palu/palu.h"
@@ -43,7 +45,7 @@ std::string PartPath(const EvalOptions& o) {
 
 // Every output is tried before any work.
 void CheckOutputs(const EvalOptions& o) {
-  for (const std::string& path : {o.json, PartPath(o)}) {
+  for (const std::string& path : {o.json, PartPath(o), o.html}) {
     if (!path.empty()) CheckWritable(path);
   }
 }
@@ -51,7 +53,7 @@ void CheckOutputs(const EvalOptions& o) {
 EvalKey KeyOf(const EvalOptions& o, const std::string& text) {
   EvalKey key;
   key.model = std::filesystem::path(o.model).filename();
-  if (!o.json.empty()) {
+  if (!o.json.empty() || !o.html.empty()) {
     Note note("reading the model's checksum");
     key.model_sha256 = Sha256OfFile(o.model);
     key.text_sha256 = Sha256Of(text);
@@ -93,6 +95,24 @@ nlohmann::ordered_json Report(const EvalOptions& o, const EvalKey& key,
           {"results", ToJson(results)}};
 }
 
+EvalPage Page(const EvalOptions& o, const EvalKey& key, const EvalResults& results) {
+  EvalPage page;
+  page.model = key.model;
+  page.command = CommandLine(o);
+  page.results = results;
+  page.facts = {
+      {"model", fmt::format("{}, sha256 {}", key.model, key.model_sha256)},
+      {"text", fmt::format("{}, sha256 {}", std::filesystem::path(o.file).filename().string(),
+                           key.text_sha256)},
+      {"protocol", fmt::format("{} chunks of {} tokens, the second half of each scored in batches "
+                               "of {}",
+                               results.chunks, key.ctx, key.batch)},
+      {"machine", fmt::format("kernels {}, {} threads", KernelTarget(), ThreadCount(o.threads))},
+      {"program", "palu " + key.version},
+  };
+  return page;
+}
+
 void TellWhatIsMissing(const EvalResults& results, size_t chunks) {
   for (const EvalRow& row : results.unmeasured) {
     spdlog::warn("{}: no chunk is finished, so it has no row", row.cache);
@@ -120,6 +140,11 @@ int Eval(const EvalOptions& o) {
   if (!results.rows.empty()) {
     WriteOut(ToTable(results));
     if (!o.json.empty()) WriteJson(o.json, Report(o, store.key(), results));
+    if (!o.html.empty()) {
+      EvalPage page = Page(o, store.key(), results);
+      page.spectra = MeasureSpectra(model, o, chunks[0]);
+      WriteFile(o.html, ToHtml(page));
+    }
   }
   return whole ? 0 : kInterruptedExit;
 }
@@ -153,6 +178,8 @@ void AddEval(CLI::App& app, Action& action) {
       ->check(CLI::Range(0, 1024).description(""))
       ->type_name("N");
   verb->add_option("--json", o.json, "Write the rows to this file")->type_name("FILE");
+  verb->add_option("--html", o.html, "Write a page with table and plots to this file")
+      ->type_name("FILE");
   verb->callback([options, &action] { action = [options] { return Eval(*options); }; });
 }
 

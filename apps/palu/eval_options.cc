@@ -1,16 +1,27 @@
 #include "eval_options.h"
 
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "palu/palu.h"
+#include "sha256.h"
 
 namespace palu::app {
 namespace {
 
 std::string Resolve(const std::string& cache) {
-  return cache.starts_with("llama:") ? cache : KVCacheConfig::Parse(cache).ToString();
+  if (cache.starts_with("llama:")) return cache;
+  const KVCacheConfig config = KVCacheConfig::Parse(cache);
+  const std::string text = config.ToString();
+  if (config.basis != BasisKind::kFile) return text;
+  return text + " (sha256 " + Sha256OfFile(config.basis_file) + ")";  // a file may change
+}
+
+std::string NameOf(const std::string& path) {
+  return std::filesystem::path(path).filename().string();
 }
 
 }  // namespace
@@ -29,6 +40,18 @@ std::vector<EvalRow> EvalRows(const EvalOptions& options) {
     rows.push_back({cache, resolved, resolved == reference});
   }
   return rows;
+}
+
+std::string CommandLine(const EvalOptions& o) {
+  const EvalOptions defaults;
+  std::string line = fmt::format("palu eval -m {} -f {} --ctx {} --chunks {}", NameOf(o.model),
+                                 NameOf(o.file), o.context, o.chunks);
+  if (o.batch != defaults.batch) line += fmt::format(" --batch {}", o.batch);
+  if (o.threads != defaults.threads) line += fmt::format(" -t {}", o.threads);
+  for (const std::string& cache : o.caches) line += " --cache " + cache;
+  if (!o.json.empty()) line += " --json " + NameOf(o.json);
+  if (!o.html.empty()) line += " --html " + NameOf(o.html);
+  return line;
 }
 
 }  // namespace palu::app

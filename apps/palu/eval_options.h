@@ -9,7 +9,7 @@
 namespace palu::app {
 
 struct EvalOptions {
-  std::string model, file, json;
+  std::string model, file, json, html;
   std::vector<std::string> caches;  // as typed
   int64_t context = 4096, chunks = 4;
   int64_t batch = 64;   // tokens per batch in the scored half: a query sees so many tokens exactly
@@ -29,6 +29,9 @@ struct EvalRow {
 
 // One row per cache, without the second of two that mean the same. Errors: ConfigError.
 std::vector<EvalRow> EvalRows(const EvalOptions& options);
+
+// The command line that means the same: files without their folders, defaults left out.
+std::string CommandLine(const EvalOptions& options);
 
 // The cache that all others are compared with.
 inline constexpr char kReferenceCache[] = "fp16";

@@ -193,10 +193,28 @@ TEST_F(EvalCli, BadInputIsRefusedBeforeAnyWork) {
   ExpectFailure(Palu(EvalWith({"--ctx", "128", "--cache", "llama:f17"})), 2, "f17");
   ExpectFailure(Palu(EvalWith({"--ctx", "10", "--cache", "fp32"})), 2, "--ctx");
   ExpectFailure(Palu(EvalWith({})), 2, "--cache is required");
-  const std::string path = Path("no/such/folder/out.json");
-  ExpectFailure(Palu({"eval", "-m", Path("missing.gguf"), "-f", Path("text"), "--cache", "fp32",
-                      "--json", path}),
-                1, "cannot write " + path);
+  const std::string path = Path("no/such/folder/out");
+  // A missing model would be the next complaint.
+  for (const char* option : {"--json", "--html"}) {
+    ExpectFailure(Palu({"eval", "-m", Path("missing.gguf"), "-f", Path("text"), "--cache", "fp32",
+                        option, path}),
+                  1, "cannot write " + path);
+  }
+}
+
+TEST_F(EvalCli, WritesAPageThatNeedsNothingElse) {
+  const Outcome outcome = Palu(EvalWith({"--ctx", "256", "--chunks", "1", "--cache", "fp16",
+                                         "--cache", "llama:q4_0", "--html", Path("out.html")}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const std::string html = folder_->Get("out.html");
+  for (const char* part :
+       {"<!doctype html>", "llama:q4_0: ", "noise floor", "Spectra of K and V", "sha256 ",
+        "palu eval -m model.gguf -f text --ctx 256 --chunks 1 -t 1 --cache fp16 --cache "
+        "llama:q4_0"}) {
+    EXPECT_NE(html.find(part), std::string::npos) << part;
+  }
+  EXPECT_EQ(html.find(Path("")), std::string::npos) << "a folder of this machine";
+  EXPECT_FALSE(fs::exists(Path("out.html.part")));
 }
 
 TEST_F(EvalCli, TheSameCacheTwiceIsOneRow) {
