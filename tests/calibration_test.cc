@@ -7,6 +7,7 @@
 
 #include "fit/basis.h"
 #include "fit/calibration_file.h"
+#include "methods/side_budgets.h"
 #include "test_util.h"
 
 namespace palu {
@@ -178,6 +179,70 @@ TEST_F(BasisFile, OfJointHeadsServesJointAndSingleHeads) {
   const std::string config = "palu:joint_heads=2,basis=" + Write();
   ExpectSays(MessageOf<FormatError>([&] { Open(config); }),
              {"joins 1 heads", "asks for 2", "--joint-heads 2"});
+}
+
+TEST_F(BasisFile, SharesTheBudgetByWhatLayersCost) {
+  ModelShape two = ModelShape::Uniform(2, kHeads, kDim);
+  Calibrator calibrator(two, "");
+  const Floats k = RopedKeys(dims_, rope_, 71), v = Gaussian(dims_.size(), 72);
+  const Floats q = UnevenQueries(qd_, rope_, 73);
+  for (const int layer : {0, 1}) {
+    calibrator.AddKeysValues(layer, Whole(k, dims_), Whole(v, dims_), 0, &rope_);
+    calibrator.AddQueries(layer, Whole(q, qd_), 0, &rope_);
+  }
+  const auto bits = [&](const std::string& options) {
+    auto caches = KVCacheBuilder::ForModel(
+        two, KVCacheConfig::Parse("palu:bits=auto:3,basis=" + Path("two.basis") + options));
+    std::vector<double> stored;
+    for (KVCache& cache : caches) {
+      Feed(cache, k, dims_, v, dims_, 0, kTokens, &rope_);
+      stored.push_back(cache.Stats().code_bits);
+    }
+    return stored;
+  };
+  calibrator.Save(Path("two.basis"));  // without costs
+  EXPECT_NEAR(bits("")[0], 3, 0.1);
+  // The values of layer 1 cost 3.5^2 times as much as the rest.
+  calibrator.SetCosts(0, 0.01, 0.01);
+  calibrator.SetCosts(1, 0.01, 0.1225);
+  calibrator.Save(Path("two.basis"));
+  const std::vector<double> shared = bits(""), equal = bits(",budgets=equal");
+  EXPECT_NEAR(equal[0], 3, 0.1);
+  EXPECT_NEAR(equal[1], 3, 0.1);
+  EXPECT_NEAR(shared[1] - shared[0], 1, 0.1);  // mean of K and V
+  EXPECT_NEAR(shared[0] + shared[1], 6, 0.1);
+  ExpectSays(MessageOf<InputError>([&] { calibrator.SetCosts(0, 0, 1); }), {"layer 0", "above 0"});
+}
+
+TEST(ShareBitsTest, MeetsTheMeanWithinItsBounds) {
+  const std::vector<SideCost> sides = {{1e-6, 64}, {1e-3, 64}, {3.5e-3, 128}, {10, 64}};
+  for (const double mean : {1.0, 2.0, 4.0, 7.5}) {
+    const std::vector<double> bits = ShareBits(sides, mean);
+    double sum = 0, elements = 0;
+    for (size_t i = 0; i < sides.size(); ++i) {
+      EXPECT_GE(bits[i], kLeastBits);
+      EXPECT_LE(bits[i], kMostBits);
+      sum += bits[i] * sides[i].elements, elements += sides[i].elements;
+    }
+    EXPECT_NEAR(sum / elements, mean, 1e-6);
+    EXPECT_TRUE(std::is_sorted(bits.begin(), bits.end()));
+  }
+  const std::vector<double> middle = ShareBits(sides, 4);
+  EXPECT_NEAR(middle[2] - middle[1], 1, 1e-6);
+}
+
+TEST(OnlyOneSide, IsEncodedAndTheRestStaysExact) {
+  const Dims dims{1, 2, 300, 32};
+  const RopeParams rope = Rope(32);
+  const Floats k = RopedKeys(dims, rope, 81), v = Gaussian(dims.size(), 82);
+  auto caches = KVCacheBuilder::ForModel(
+      ModelShape::Uniform(2, 2, 32),
+      KVCacheConfig::Parse("palu:only=1v,bits=auto:2,fit_tokens=96,recent_tokens=0"));
+  for (KVCache& cache : caches) Feed(cache, k, dims, v, dims, 0, 300, &rope);
+  EXPECT_EQ(ToFloats(caches[0].Reconstruct().v), RoundedTo(v, DType::kF16));
+  const KVCache::KV kv = caches[1].Reconstruct();
+  EXPECT_LT(RelL2(ToFloats(kv.k), k), 2e-3);  // fp16 latents
+  EXPECT_GT(RelL2(ToFloats(kv.v), v), 0.1);
 }
 
 // ---- files that are refused ----

@@ -455,7 +455,7 @@ TEST(FitLayerTest, RanksAndBasesOfEachGroup) {
         FitLayer(KVCacheConfig::Parse("palu:bits=mixed,energy_threshold=0.99,energy_rule=squares,"
                                       "rank_policy=" +
                                       policy),
-                 FindMethod("palu"), 32, 32, moments, account);
+                 FindMethod("palu"), 32, 32, {4, 4}, moments, account);
     EXPECT_EQ(codec->k.groups[0].rank(), ranks.first) << policy;
     EXPECT_EQ(codec->k.groups[1].rank(), ranks.second) << policy;
     EXPECT_EQ(codec->v.groups[0].rank(), ranks.second) << policy;

@@ -239,7 +239,8 @@ TEST_P(OracleTest, FitsTheSameRanksBitsAndAxes) {
   }
   const auto codec =
       FitLayer(config, FindMethod("palu"), static_cast<int>(c.kd.dim), static_cast<int>(c.vd.dim),
-               moments, std::make_shared<MemoryAccount>(0));
+               EqualBits(config, static_cast<int>(c.kd.dim), static_cast<int>(c.vd.dim)), moments,
+               std::make_shared<MemoryAccount>(0));
   const OracleLayer& expected = ExpectedOf(GetParam()).layer;
   for (const auto& [side, want] :
        {std::pair{&codec->k, &expected.k}, std::pair{&codec->v, &expected.v}}) {

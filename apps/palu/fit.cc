@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "eval_options.h"
+#include "eval_protocol.h"
 #include "files.h"
 #include "interrupt.h"
 #include "palu/palu.h"
@@ -21,12 +23,16 @@ constexpr char kFooter[] =
     "The text should be like what the model will read; 50,000 tokens are plenty. Every chunk is a "
     "context of its own; its first tokens are left out, because caches keep them exact.";
 
+// A side that costs nothing measurable still gets the least bits.
+constexpr double kLeastCost = 1e-7;
+
 struct FitOptions {
   std::string model, file, out;
   int64_t context = 2048;      // tokens of a chunk
   int64_t max_tokens = 65536;  // of the text; 0 = all
   int joint_heads = 1;
-  int64_t skip = 4;  // first tokens of every chunk
+  int64_t cost_tokens = 1024;  // to measure what layers cost; 0 = do not
+  int64_t skip = 4;            // first tokens of every chunk
   int threads = 0;
 };
 
@@ -39,25 +45,14 @@ ConstTensor Without(const ConstTensor& x, int64_t n) {
   return rest;
 }
 
-int Fit(const FitOptions& o) {
-  CheckWritable(o.out);
+// Sums moments over the whole text. False after Ctrl-C.
+bool Collect(const std::shared_ptr<const llama::Model>& model, const FitOptions& o,
+             const std::vector<llama::Token>& tokens, Calibrator& calibrator) {
   RunOptions run;
-  run.model = o.model;
   run.cache = "fp16";  // exact keys and values
   run.context = o.context;
   run.threads = o.threads;
-  const std::shared_ptr<const llama::Model> model = LoadModel(run);
-  std::vector<llama::Token> tokens = model->Tokenize(ReadText(o.file), false, false);
-  if (o.max_tokens > 0 && static_cast<int64_t>(tokens.size()) > o.max_tokens) {
-    tokens.resize(o.max_tokens);
-  }
-  const auto count = static_cast<int64_t>(tokens.size());
-  if (count <= 2 * o.skip + 2) {
-    throw InputError(
-        fmt::format("{} has {} tokens; a fit needs at least {}", o.file, count, 2 * o.skip + 3));
-  }
   const std::unique_ptr<llama::Session> session = OpenSession(model, run, o.context);
-  Calibrator calibrator(model->shape(), model->shape().model, o.joint_heads);
   const auto rope_or_null = [](const RopeParams& rope) {
     return rope.inv_freq.empty() ? nullptr : &rope;
   };
@@ -76,8 +71,8 @@ int Fit(const FitOptions& o) {
           calibrator.AddQueries(layer, Without(q, n), position + n, rope_or_null(rope));
         }
       });
-  CatchInterrupt();
   const std::vector<llama::Token> bos = model->Tokenize("", true, false);
+  const auto count = static_cast<int64_t>(tokens.size());
   const int64_t body = o.context - static_cast<int64_t>(bos.size());
   Progress progress("fitting", count);
   for (int64_t at = 0; at < count; at += body) {
@@ -88,10 +83,81 @@ int Fit(const FitOptions& o) {
       progress.Update(std::min(count, at + done));
       return !Interrupted();
     });
-    if (!whole) return kInterruptedExit;
+    if (!whole) return false;
   }
+  return true;
+}
+
+// The divergence of every side of every layer when it alone is encoded at 2 bits, on the first
+// tokens of the text. The file `o.out` holds the moments already. False after Ctrl-C.
+bool MeasureCosts(const std::shared_ptr<const llama::Model>& model, const FitOptions& o,
+                  const std::string& text, Calibrator& calibrator) {
+  std::vector<int> layers;
+  for (const LayerShape& layer : model->shape().layers) {
+    if (layer.window == 0) layers.push_back(layer.index);
+  }
+  EvalOptions eval;
+  eval.context = o.cost_tokens;
+  eval.chunks = 1;
+  eval.threads = o.threads;
+  const auto row = [&](int layer, char side) {
+    const std::string cache =
+        fmt::format("palu:basis={},bits=auto:2,key_metric=queries,key_mean=rotated,only={}{}",
+                    o.out, layer, side);
+    return EvalRow{cache, cache, false};
+  };
+  const std::vector<Chunk> chunks = CutChunks(*model, eval, text);
+  CellMap cells;
+  // A few caches at a time: each has buffers of its own.
+  constexpr size_t kLayersAtOnce = 3;
+  for (size_t first = 0; first < layers.size(); first += kLayersAtOnce) {
+    std::vector<EvalRow> rows;
+    for (size_t i = first; i < std::min(first + kLayersAtOnce, layers.size()); ++i) {
+      for (const char side : {'k', 'v'}) rows.push_back(row(layers[i], side));
+    }
+    spdlog::info("what layers cost: {} of {}", first, layers.size());
+    if (!MeasureCells(model, eval, rows, chunks, cells, [] {})) return false;
+  }
+  const auto cost = [&](int layer, char side) {
+    const std::vector<float>& kl = cells.at({row(layer, side).resolved, 0}).kl;
+    double sum = 0;
+    for (const float x : kl) sum += x;
+    return std::max(sum / static_cast<double>(kl.size()), kLeastCost);
+  };
+  for (const int layer : layers) calibrator.SetCosts(layer, cost(layer, 'k'), cost(layer, 'v'));
+  return true;
+}
+
+int Fit(const FitOptions& o) {
+  CheckWritable(o.out);
+  RunOptions run;
+  run.model = o.model;
+  run.context = o.context;
+  run.threads = o.threads;
+  const std::shared_ptr<const llama::Model> model = LoadModel(run);
+  const std::string text = ReadText(o.file);
+  std::vector<llama::Token> tokens = model->Tokenize(text, false, false);
+  if (o.max_tokens > 0 && static_cast<int64_t>(tokens.size()) > o.max_tokens) {
+    tokens.resize(o.max_tokens);
+  }
+  const int64_t least = std::max(o.cost_tokens, 2 * o.skip + 3);
+  if (static_cast<int64_t>(tokens.size()) < least) {
+    throw InputError(
+        fmt::format("{} has {} tokens; a fit needs at least {}", o.file, tokens.size(), least));
+  }
+  CatchInterrupt();
+  Calibrator calibrator(model->shape(), model->shape().model, o.joint_heads);
+  if (!Collect(model, o, tokens, calibrator)) return kInterruptedExit;
   calibrator.Save(o.out);
-  spdlog::info("wrote {} from {} tokens; use it with --cache palu:basis={}", o.out, count, o.out);
+  if (o.cost_tokens > 0) {
+    if (!MeasureCosts(model, o, text, calibrator)) {
+      spdlog::info("{} is whole, but without what the layers cost", o.out);
+      return kInterruptedExit;
+    }
+    calibrator.Save(o.out);
+  }
+  spdlog::info("wrote {} from {} tokens; use it with --cache palu:basis={}", o.out, tokens.size(),
+               o.out);
   return 0;
 }
 
@@ -120,6 +186,13 @@ void AddFit(CLI::App& app, Action& action) {
                    "For caches with so many joint_heads; they may always use 1")
       ->capture_default_str()
       ->check(CLI::Range(1, 1024).description(""))
+      ->type_name("N");
+  verb->add_option(
+          "--cost-tokens", o.cost_tokens,
+          "Tokens to measure the cost of every layer on, which bits=auto shares its budget "
+          "by; 0 = do not")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 20).description(""))
       ->type_name("N");
   verb->add_option("--skip", o.skip, "First tokens of every chunk to leave out")
       ->capture_default_str()

@@ -38,6 +38,10 @@ class Calibrator {
                      const RopeParams* rope);
   // q: [1, Hq, n, Dk], after RoPE, unscaled. Errors: InputError.
   void AddQueries(int layer, const ConstTensor& q, int64_t position, const RopeParams* rope);
+  // What a layer costs: the divergence of the model's predictions when only its keys, or only its
+  // values, are encoded at 2 bits. With the costs of all layers bits=auto shares its budget among
+  // them. Errors: InputError (not above 0).
+  void SetCosts(int layer, double keys, double values);
   // Writes the file beside its name first, so that a failure leaves an old file as it was.
   // Errors: StateError (a layer has fewer than 2 tokens, or keys without queries), FormatError
   // (cannot be written, disk full).

@@ -40,6 +40,17 @@ enum class KeyMetric {
   kPlain,    // squares of the keys' errors
   kQueries,  // squares of the scores' errors: weighed with the queries' second moment
 };
+// How the layers share the bits of bits=auto.
+enum class Budgets {
+  kEqual,   // every layer and side gets them
+  kLayers,  // sides that hurt more get more, by the costs in a basis file
+};
+// One side of one layer, for controls.
+struct OneSide {
+  int layer = -1;  // -1: none
+  bool values = false;
+  bool operator==(const OneSide&) const = default;
+};
 // What is taken from keys before they are projected.
 enum class KeyMean {
   kFixed,    // the mean of the keys as they are cached
@@ -84,17 +95,20 @@ struct KVCacheConfig {
   bool quantize_values = true;  // false: value latents stay fp16
   BitPlan bit_plan = BitPlan::kAuto;
   double auto_bits = 4.0;  // kAuto: budget of codes + scales, bits per element of K and V, (0, 8]
-  double key_extra = 0;    // kAuto: bits per element moved from values to keys, -4..4
-  int hi_bit = 4;          // kMixed: 1..8
-  int lo_bit = 2;          // kMixed: 1..8, <= hi_bit
-  double hi_fraction = 0.25;  // kMixed: [0, 1]
-  int uniform_bits = 4;       // kUniform: 1..8
+  Budgets budgets = Budgets::kLayers;  // kAuto with a basis file that has costs, otherwise equal
+  double key_extra = 0;                // kAuto: bits per element moved from values to keys, -4..4
+  int hi_bit = 4;                      // kMixed: 1..8
+  int lo_bit = 2;                      // kMixed: 1..8, <= hi_bit
+  double hi_fraction = 0.25;           // kMixed: [0, 1]
+  int uniform_bits = 4;                // kUniform: 1..8
   ScaleFormat scales = ScaleFormat::kLog8;
   int group_size = 32;  // tokens that share a scale: 8, 16, 32, 64 or 128
 
   // -- exact tokens --
   int sink_tokens = 4;     // first tokens kept exact for ever, 0..4096
   int recent_tokens = 64;  // last tokens kept exact at least, 0..65536
+
+  OneSide only;  // encode only this side of this layer; what `palu fit` measures costs with
 
   int64_t max_bytes = 0;  // limit of all caches of one builder together; 0 = none
 

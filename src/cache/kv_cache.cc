@@ -253,13 +253,42 @@ std::optional<Calibration> OpenBasis(const ModelShape& shape, const KVCacheConfi
   return basis;
 }
 
+// Bits of every layer: shared by what the layers cost where that is known and asked for.
+std::vector<SideBits> LayerBudgets(const ModelShape& shape, const KVCacheConfig& config,
+                                   const std::optional<Calibration>& basis) {
+  std::vector<SideBits> bits;
+  for (const LayerShape& s : shape.layers) {
+    bits.push_back(EqualBits(config, s.head_dim_k, s.head_dim_v));
+  }
+  if (!basis || !basis->has_costs() || config.budgets == Budgets::kEqual ||
+      config.only.layer >= 0) {
+    return bits;
+  }
+  std::vector<SideCost> sides;
+  for (const LayerShape& s : shape.layers) {
+    if (s.window > 0) continue;
+    const LayerCalibration& layer = *basis->Find(s.index);
+    sides.push_back({layer.cost_k, static_cast<double>(s.kv_heads) * s.head_dim_k});
+    sides.push_back({layer.cost_v, static_cast<double>(s.kv_heads) * s.head_dim_v});
+  }
+  const std::vector<double> shared = ShareBits(sides, config.auto_bits);
+  size_t next = 0;
+  for (size_t i = 0; i < bits.size(); ++i) {
+    if (shape.layers[i].window > 0) continue;
+    bits[i] = {shared[next], shared[next + 1]};
+    next += 2;
+  }
+  return bits;
+}
+
 std::shared_ptr<const LayerContext> MakeContext(const ModelShape& shape, const LayerShape& layer,
                                                 const KVCacheConfig& given,
                                                 const std::optional<Calibration>& basis,
-                                                const MemoryAccountPtr& account) {
+                                                SideBits bits, const MemoryAccountPtr& account) {
   const MethodRow* method = &FindMethod(given.method);
   // A bounded window is cheap to keep and is all that such a layer ever reads.
-  if (layer.window > 0 && method->encodes()) method = &FindMethod("fp16");
+  const bool other = given.only.layer >= 0 && given.only.layer != layer.index;
+  if ((layer.window > 0 || other) && method->encodes()) method = &FindMethod("fp16");
   KVCacheConfig config = given;
   if (!method->encodes()) config.sink_tokens = config.recent_tokens = 0;
   auto context = std::make_shared<LayerContext>(layer, config, method);
@@ -268,6 +297,7 @@ std::shared_ptr<const LayerContext> MakeContext(const ModelShape& shape, const L
       config.fit_tokens >= 0 ? config.fit_tokens : 8 * std::max(layer.head_dim_k, layer.head_dim_v);
   context->threads = ResolveThreads(shape.threads);
   context->account = account;
+  context->bits = bits;
   if (basis && method->encodes()) {
     context->calibration = std::make_shared<CalibratedCodec>(*basis->Find(layer.index));
   }
@@ -299,11 +329,13 @@ std::vector<KVCache> KVCacheBuilder::ForModel(const ModelShape& shape,
   Active();  // a wrong PALU_TARGET is reported here, not at the first token
   const std::optional<Calibration> basis = OpenBasis(shape, config);
   const auto account = std::make_shared<MemoryAccount>(config.max_bytes);
+  const std::vector<SideBits> bits = LayerBudgets(shape, config, basis);
   std::vector<KVCache> caches;
-  for (const LayerShape& layer : shape.layers) {
+  for (size_t i = 0; i < shape.layers.size(); ++i) {
+    const LayerShape& layer = shape.layers[i];
     auto impl = std::make_unique<KVCacheImpl>();
     impl->given = config;
-    impl->context = MakeContext(shape, layer, config, basis, account);
+    impl->context = MakeContext(shape, layer, config, basis, bits[i], account);
     for (int b = 0; b < shape.batch; ++b) impl->sequences.emplace_back(impl->context);
     caches.push_back(KVCache(std::move(impl)));
   }

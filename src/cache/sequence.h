@@ -51,6 +51,7 @@ struct LayerContext {
   int threads = 1;
   MemoryAccountPtr account;
   std::shared_ptr<CalibratedCodec> calibration;  // null: fit on the sequence
+  SideBits bits;                                 // budgets of bits=auto
   WindowFormat window;
 
   LayerContext(const LayerShape& s, const KVCacheConfig& c, const MethodRow* m)

@@ -47,8 +47,8 @@ std::shared_ptr<const LayerCodec> CalibratedCodec::Codec(const LayerContext& con
     layer.v.push_back(std::move(v));
     if (weighted) layer.q.push_back(AverageOverPositions(q, rope, context.positions, heads));
   }
-  codec_ =
-      FitLayer(config, *context.method, shape.head_dim_k, shape.head_dim_v, layer, context.account);
+  codec_ = FitLayer(config, *context.method, shape.head_dim_k, shape.head_dim_v, context.bits,
+                    layer, context.account);
   rope_ = rope;
   return codec_;
 }
@@ -140,7 +140,7 @@ void Sequence::Fit(int64_t rows_end) {
       DivideHeads(context_->config, *context_->method, shape.kv_heads, moments);
     }
     codec = FitLayer(context_->config, *context_->method, shape.head_dim_k, shape.head_dim_v,
-                     moments, context_->account);
+                     context_->bits, moments, context_->account);
   }
   encoded_.emplace(&codec->layout, std::max(1, kSlabTokens / codec->layout.page_tokens),
                    context_->account);

@@ -41,8 +41,8 @@ std::shared_ptr<const LayerCodec> TypicalCodec(const LayerContext& context) {
       moments.k_means.emplace_back(heads, mean);
     }
   }
-  return FitLayer(config, *context.method, shape.head_dim_k, shape.head_dim_v, moments,
-                  context.account);
+  return FitLayer(config, *context.method, shape.head_dim_k, shape.head_dim_v, context.bits,
+                  moments, context.account);
 }
 
 // Slabs and their table.

@@ -115,6 +115,9 @@ LayerCalibration ReadLayer(Reader& reader) {
   layer.joint = reader.GetCount("joint heads", kMostHeads);
   const double tokens = reader.Get<double>();
   if (!(tokens >= 0)) reader.Fail("has a negative number of tokens");
+  layer.cost_k = reader.Get<float>();
+  layer.cost_v = reader.Get<float>();
+  if (!(layer.cost_k >= 0 && layer.cost_v >= 0)) reader.Fail("has a negative cost");
   if (layer.joint < 1 || layer.joint * std::max(layer.dim_k, layer.dim_v) > kMostJoint) {
     reader.Fail("joins " + std::to_string(layer.joint) + " heads");
   }
@@ -171,6 +174,12 @@ Moments LayerCalibration::Queries(const HeadRange& unit) const {
   return all;
 }
 
+bool Calibration::has_costs() const {
+  return std::all_of(layers.begin(), layers.end(), [](const LayerCalibration& layer) {
+    return layer.window > 0 || (layer.cost_k > 0 && layer.cost_v > 0);
+  });
+}
+
 const LayerCalibration* Calibration::Find(int index) const {
   for (const LayerCalibration& layer : layers) {
     if (layer.index == index) return &layer;
@@ -215,6 +224,8 @@ void SaveCalibration(const Calibration& calibration, const std::string& path) {
       writer.Put(static_cast<uint32_t>(field));
     }
     writer.Put(layer.k.empty() ? 0.0 : layer.k[0].rows);
+    writer.Put(static_cast<float>(layer.cost_k));
+    writer.Put(static_cast<float>(layer.cost_v));
     for (size_t u = 0; u < layer.units.size(); ++u) {
       writer.PutMoments(layer.k[u], true);
       writer.PutMoments(layer.v[u], true);

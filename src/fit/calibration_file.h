@@ -3,7 +3,7 @@
 // Layout, little endian:
 //   "PALUBASE", u32 version, u32 length of the model's name, the name,
 //   u32 layers, then per layer
-//     i32 index, heads, dim_k, dim_v, window, joint; f64 tokens
+//     i32 index, heads, dim_k, dim_v, window, joint; f64 tokens; f32 cost of keys, of values
 //     per unit of `joint` heads (HeadGroups divides them): K, V, then per head Q, each
 //     f32 mean[D], then f32 covariance[D (D + 1) / 2], rows of the upper half; D = all dims of the
 //     unit (Q has no mean: its raw second moment, over all query heads of the KV head)
@@ -22,10 +22,11 @@ namespace palu {
 
 struct LayerCalibration {
   int index = 0, heads = 0, dim_k = 0, dim_v = 0, window = 0;
-  int joint = 1;                 // heads whose moments are joint
-  std::vector<HeadRange> units;  // of the heads
-  std::vector<Moments> k, v;     // [units]; k un-rotated
-  std::vector<Moments> q;        // [heads]; un-rotated
+  int joint = 1;                  // heads whose moments are joint
+  double cost_k = 0, cost_v = 0;  // KL when this side alone is encoded at 2 bits; 0 = not measured
+  std::vector<HeadRange> units;   // of the heads
+  std::vector<Moments> k, v;      // [units]; k un-rotated
+  std::vector<Moments> q;         // [heads]; un-rotated
 
   void DivideHeads();  // makes units
   // Of a unit of the file, or of a single head. Queries of several heads do not meet.
@@ -41,6 +42,8 @@ struct Calibration {
   std::string model;
   std::vector<LayerCalibration> layers;
 
+  // Costs of all sides are known.
+  bool has_costs() const;
   // Null if there is none.
   const LayerCalibration* Find(int index) const;
 };

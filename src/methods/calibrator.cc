@@ -101,6 +101,16 @@ void Calibrator::AddQueries(int layer, const ConstTensor& q, int64_t position,
   }
 }
 
+void Calibrator::SetCosts(int layer, double keys, double values) {
+  if (!(keys > 0 && values > 0)) {
+    throw InputError("layer " + std::to_string(layer) + ": costs of " + std::to_string(keys) +
+                     " and " + std::to_string(values) + "; both must be above 0");
+  }
+  LayerCalibration& to = impl_->At(layer);
+  to.cost_k = keys;
+  to.cost_v = values;
+}
+
 void Calibrator::Save(const std::string& path) const {
   for (const LayerCalibration& layer : impl_->calibration.layers) {
     if (layer.window > 0) continue;

@@ -100,6 +100,19 @@ std::string GetBasis(const KVCacheConfig& c) {
   return "fit";
 }
 
+void SetOnly(const Option& o, KVCacheConfig& c, std::string_view text) {
+  c.only = {};
+  if (text == "none") return;
+  const char side = text.empty() ? ' ' : text.back();
+  const auto layer = ParseNumber<int>(text.substr(0, text.empty() ? 0 : text.size() - 1));
+  if (!layer || *layer < 0 || (side != 'k' && side != 'v')) Refuse(o.key, text, o.allowed);
+  c.only = {*layer, side == 'v'};
+}
+
+std::string GetOnly(const KVCacheConfig& c) {
+  return c.only.layer < 0 ? "none" : std::to_string(c.only.layer) + (c.only.values ? "v" : "k");
+}
+
 void SetBits(const Option& o, KVCacheConfig& c, std::string_view text) {
   if (text == "mixed") {
     c.bit_plan = BitPlan::kMixed;
@@ -195,6 +208,9 @@ const std::vector<Option>& Options() {
        "everywhere, or SVDq's",
        "auto:B with 0.25 <= B <= 8, mixed, a whole number from 1 to 8, or schedule", SetBits,
        GetBits},
+      EnumOption("budgets", "bits=auto: shared among layers and sides by the costs in basis=FILE",
+                 "layers or equal", &C::budgets,
+                 {{"layers", Budgets::kLayers}, {"equal", Budgets::kEqual}}),
       NumberOption("key_extra", "bits per element moved from values to keys (bits=auto)",
                    "a number from -4 to 4 that leaves both sides 0.25 to 8 bits", &C::key_extra),
       NumberOption("hi_bit", "bits of the leading channels (bits=mixed)",
@@ -211,6 +227,8 @@ const std::vector<Option>& Options() {
                    &C::sink_tokens),
       NumberOption("recent_tokens", "last tokens kept exact, at least",
                    "a whole number from 0 to 65536", &C::recent_tokens),
+      {"only", "encode only the keys or the values of one layer: a control",
+       "none, or a layer and k or v, such as 12k", SetOnly, GetOnly},
       {"max_bytes", "limit of all caches of a model together, 0 = none",
        "a size such as 0, 500000, 200M or 1.5G", SetBytes,
        [](const C& c) { return std::to_string(c.max_bytes); }},

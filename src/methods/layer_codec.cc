@@ -30,8 +30,9 @@ class SideFit {
  public:
   // dim: of a head.
   SideFit(const KVCacheConfig& config, const SideMethod& method, int dim, const LayerMoments& layer,
-          const std::vector<Moments>& moments, const std::vector<Moments>& metrics, double budget)
-      : config_(config), method_(method), layer_(layer), budget_(budget) {
+          const std::vector<Moments>& moments, const std::vector<Moments>& metrics, double budget,
+          bool exact)
+      : config_(config), method_(method), layer_(layer), budget_(budget), exact_(exact) {
     for (size_t g = 0; g < layer_.groups.size(); ++g) {
       const HeadUnit& unit = layer_.units[layer_.groups[g].first];
       const int channels = dim * (unit.last - unit.first);
@@ -90,7 +91,8 @@ class SideFit {
   }
 
   bool raw() const {
-    return method_.codec == Codec::kF16 || (method_.may_stay_fp16 && !config_.quantize_values);
+    return exact_ || method_.codec == Codec::kF16 ||
+           (method_.may_stay_fp16 && !config_.quantize_values);
   }
 
   std::vector<std::vector<uint8_t>> Bits() const {
@@ -148,6 +150,7 @@ class SideFit {
   const SideMethod& method_;
   const LayerMoments& layer_;
   const double budget_;  // of codes + scales, bits per element (bits=auto)
+  const bool exact_;     // latents stay fp16 whatever the method
   std::vector<PrincipalAxes> axes_;
   std::vector<int> ranks_;
 };
@@ -199,12 +202,15 @@ void DivideHeads(const KVCacheConfig& config, const MethodRow& method, int heads
   layer.groups = HeadGroups(units, groups);
 }
 
+SideBits EqualBits(const KVCacheConfig& config, int dim_k, int dim_v) {
+  return {config.auto_bits + config.key_extra, config.auto_bits - config.key_extra * dim_k / dim_v};
+}
+
 std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const MethodRow& method,
-                                           int dim_k, int dim_v, const LayerMoments& moments,
+                                           int dim_k, int dim_v, SideBits bits,
+                                           const LayerMoments& moments,
                                            const MemoryAccountPtr& account) {
   const int page_tokens = std::max(kBlockTokens, config.group_size);
-  const double key_bits = config.auto_bits + config.key_extra;
-  const double value_bits = config.auto_bits - config.key_extra * dim_k / dim_v;
   auto codec = std::make_shared<LayerCodec>();
   codec->units = moments.units;
   for (size_t u = 0; u < codec->units.size(); ++u) {
@@ -212,14 +218,16 @@ std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const Me
                                static_cast<size_t>(codec->units[u].last - codec->units[u].first),
                                static_cast<int>(u));
   }
-  codec->k = SideFit(config, method.keys, dim_k, moments, moments.k, moments.q, key_bits)
+  codec->k = SideFit(config, method.keys, dim_k, moments, moments.k, moments.q, bits.k,
+                     config.only.layer >= 0 && config.only.values)
                  .Make(page_tokens);
   for (size_t g = 0; g < moments.k_means.size(); ++g) {
     codec->k.groups[g].rotated_means = moments.k_means[g];
     codec->k.groups[g].mean.clear();
   }
-  codec->v =
-      SideFit(config, method.values, dim_v, moments, moments.v, {}, value_bits).Make(page_tokens);
+  codec->v = SideFit(config, method.values, dim_v, moments, moments.v, {}, bits.v,
+                     config.only.layer >= 0 && !config.only.values)
+                 .Make(page_tokens);
   std::vector<const PagePlan*> k_plans, v_plans;
   for (const int g : codec->k.group_of_unit) k_plans.push_back(&codec->k.groups[g].plan);
   for (const int g : codec->v.group_of_unit) v_plans.push_back(&codec->v.groups[g].plan);

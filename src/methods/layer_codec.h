@@ -11,6 +11,7 @@
 #include "fit/moments.h"
 #include "fit/rotated_mean.h"
 #include "methods/method_table.h"
+#include "methods/side_budgets.h"
 #include "palu/spectrum.h"
 
 namespace palu {
@@ -72,11 +73,16 @@ struct LayerMoments {
 void DivideHeads(const KVCacheConfig& config, const MethodRow& method, int heads,
                  LayerMoments& layer);
 
-// Runs the fit: axes, ranks, bits, plans. Deterministic in the moments. dim_k, dim_v: head dims.
+// Bits per element that the config gives every layer, whatever the budgets of others.
+SideBits EqualBits(const KVCacheConfig& config, int dim_k, int dim_v);
+
+// Runs the fit: axes, ranks, bits, plans. Deterministic in the moments. dim_k, dim_v: head dims;
+// bits: budgets of bits=auto.
 // Cost: 2 * groups eigenproblems. Throws MemoryError; ConfigError when the data gives a rank that
 // the options exclude.
 std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const MethodRow& method,
-                                           int dim_k, int dim_v, const LayerMoments& moments,
+                                           int dim_k, int dim_v, SideBits bits,
+                                           const LayerMoments& moments,
                                            const MemoryAccountPtr& account);
 
 // The pages of the exact window: every head raw, in 16 or 32 bits.
