@@ -149,6 +149,9 @@ INSTANTIATE_TEST_SUITE_P(
               40, 300},
         Shape{"svdq_d256", "svdq:bits=4,fit_tokens=550,energy_threshold=1,recent_tokens=20", 1, 1,
               2, 256, 256, 600},
+        Shape{"q8_0", "q8_0", 1, 2, 4, 64, 80, 250},
+        Shape{"q8_0_q4_0", "q8_0/q4_0:recent_tokens=20,sink_tokens=4", 2, 2, 4, 64, 64, 250},
+        Shape{"q4_0", "q4_0", 1, 1, 2, 128, 33, 250},
         Shape{"rabitq", "rabitq:bits=3", 1, 2, 4, 64, 64, 250},
         Shape{"rabitq_d80", "rabitq:bits=4,recent_tokens=20", 2, 2, 4, 80, 40, 250}),
     testing::PrintToStringParamName());

@@ -99,9 +99,8 @@ class PageKernels : public Kernels {
       if (kind == 5) bits[c] = static_cast<uint8_t>(1 + rank % 8);
     }
     const int groups[] = {8, 16, 32, 64, 128};
-    const ScaleFormat scales = static_cast<ScaleFormat>(Uniform(0, 3));
-    const bool per_token =
-        scales == ScaleFormat::kTokenMinMax || scales == ScaleFormat::kTokenFactors;
+    const ScaleFormat scales = static_cast<ScaleFormat>(Uniform(0, 4));
+    const bool per_token = scales != ScaleFormat::kMinMax && scales != ScaleFormat::kLog8;
     // The methods that scale tokens give all channels the same bits.
     if (per_token && kind > 1) std::fill(bits.begin(), bits.end(), bits[0]);
     // Raw and token-scaled pages may be longer than a block: K and V of a head share their page

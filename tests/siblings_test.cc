@@ -126,6 +126,20 @@ TEST(Kivi, ScalesValuesPerTokenAndKeysPerChannel) {
   EXPECT_GT(channel_error(by_channel.v), 1.0);
 }
 
+// ---- ggml's blocks ----
+
+TEST(Blocks, HaveTheSizeAndTheErrorOfGgmls) {
+  const Dims dims{1, 2, 256, 64};
+  const Floats k = Gaussian(dims.size(), 16), v = Gaussian(dims.size(), 17);
+  const Decoded q8 = RoundTrip("q8_0", k, v, dims), q4 = RoundTrip("q4_0", k, v, dims);
+  EXPECT_DOUBLE_EQ(q8.stats.code_bits, 8.5);
+  EXPECT_DOUBLE_EQ(q4.stats.code_bits, 4.5);
+  EXPECT_DOUBLE_EQ(RoundTrip("q8_0/q4_0", k, v, dims).stats.code_bits, 6.5);
+  // A step of (largest of 32) / 127 has an error of a step / sqrt(12).
+  EXPECT_NEAR(RelL2(q8.k, k), 2.0 / 127 / std::sqrt(12), 0.001);
+  EXPECT_NEAR(RelL2(q4.v, v), 2.0 / 8 / std::sqrt(12), 0.02);
+}
+
 // ---- SVDq ----
 
 TEST(Svdq, ScheduleCutsTheRankIntoEightRuns) {

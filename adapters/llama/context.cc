@@ -16,7 +16,8 @@ llama_context* MakeContext(llama_model* model, const ContextOptions& options) {
   params.n_batch = params.n_ubatch = static_cast<uint32_t>(options.ubatch);
   params.n_seq_max = 1;
   params.n_threads = params.n_threads_batch = options.threads;
-  params.type_k = params.type_v = options.type;
+  params.type_k = options.type_k;
+  params.type_v = options.type_v;
   params.flash_attn_type = options.flash;
   params.kv_unified = true;
   params.swa_full = options.full_windows;
@@ -31,7 +32,8 @@ llama_context* MakeContext(llama_model* model, const ContextOptions& options) {
   if (context != nullptr) return context;
   const std::string text = log.text();
   const std::string message = "llama.cpp cannot make a context of " + std::to_string(params.n_ctx) +
-                              " cells (" + ggml_type_name(options.type) + ")" + log.suffix();
+                              " cells (" + ggml_type_name(options.type_k) + ", " +
+                              ggml_type_name(options.type_v) + ")" + log.suffix();
   if (text.find("alloc") != std::string::npos) throw MemoryError(message);
   throw FormatError(message);
 }

@@ -1,4 +1,5 @@
-// The driver that leaves llama.cpp's own cache and attention in place: `llama:TYPE[,fa=on|off]`.
+// The driver that leaves llama.cpp's own cache and attention in place: `llama:TYPE[,fa=on|off]`, or
+// `llama:TYPE_K/TYPE_V`.
 #include <algorithm>
 #include <array>
 #include <set>
@@ -20,10 +21,15 @@ constexpr std::array kTypes = {GGML_TYPE_F32,    GGML_TYPE_F16,  GGML_TYPE_BF16,
                                GGML_TYPE_IQ4_NL, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1};
 
 struct NativeConfig {
-  ggml_type type = GGML_TYPE_F16;
+  ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
   llama_flash_attn_type flash =
       LLAMA_FLASH_ATTN_TYPE_AUTO;  // llama.cpp's default: on where the CPU can
 };
+
+double Bits(ggml_type type) {
+  return 8.0 * static_cast<double>(ggml_type_size(type)) /
+         static_cast<double>(ggml_blck_size(type));
+}
 
 ggml_type ParseType(std::string_view name) {
   std::string allowed;
@@ -39,7 +45,11 @@ NativeConfig ParseConfig(std::string_view text) {
   std::string_view rest = text.substr(kPrefix.size());
   const size_t comma = rest.find(',');
   NativeConfig config;
-  config.type = ParseType(rest.substr(0, comma));
+  const std::string_view types = rest.substr(0, comma);
+  const size_t slash = types.find('/');
+  config.type_k = ParseType(types.substr(0, slash));
+  config.type_v =
+      slash == std::string_view::npos ? config.type_k : ParseType(types.substr(slash + 1));
   if (comma != std::string_view::npos) {
     const std::string_view option = rest.substr(comma + 1);
     if (option != "fa=on" && option != "fa=off") {
@@ -49,7 +59,7 @@ NativeConfig ParseConfig(std::string_view text) {
     config.flash =
         option == "fa=on" ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
   }
-  if (config.flash == LLAMA_FLASH_ATTN_TYPE_DISABLED && ggml_is_quantized(config.type)) {
+  if (config.flash == LLAMA_FLASH_ATTN_TYPE_DISABLED && ggml_is_quantized(config.type_v)) {
     throw ConfigError("cache '" + std::string(text) +
                       "': llama.cpp keeps quantized values only with fa=on");
   }
@@ -85,7 +95,8 @@ class NativeDriver : public Driver {
                  {.cells = cells_,
                   .ubatch = static_cast<int>(std::min<int64_t>(options.ubatch, cells_)),
                   .threads = ResolveThreads(options.threads),
-                  .type = config_.type,
+                  .type_k = config_.type_k,
+                  .type_v = config_.type_v,
                   .flash = config_.flash,
                   .full_windows = false,  // what llama.cpp's own programs do
                   .callback = SizeProbe::Callback,
@@ -142,8 +153,7 @@ class NativeDriver : public Driver {
     stats.tokens = position;
     stats.kv_bytes = size_.bytes();
     stats.kv_fp16_bytes = static_cast<int64_t>(elements * 2);
-    stats.advertised_bits_per_element = 8.0 * static_cast<double>(ggml_type_size(config_.type)) /
-                                        static_cast<double>(ggml_blck_size(config_.type));
+    stats.advertised_bits_per_element = (Bits(config_.type_k) + Bits(config_.type_v)) / 2;
     if (elements > 0)
       stats.stored_bits_per_element = static_cast<double>(stats.kv_bytes) * 8 / elements;
     return stats;
@@ -151,7 +161,10 @@ class NativeDriver : public Driver {
 
   std::string cache_text() const override {
     const bool off = config_.flash == LLAMA_FLASH_ATTN_TYPE_DISABLED;
-    return std::string(kPrefix) + ggml_type_name(config_.type) + (off ? ",fa=off" : ",fa=on");
+    std::string types = ggml_type_name(config_.type_k);
+    if (config_.type_v != config_.type_k)
+      types += std::string("/") + ggml_type_name(config_.type_v);
+    return std::string(kPrefix) + types + (off ? ",fa=off" : ",fa=on");
   }
   llama_context* context() const override { return context_.get(); }
   void SetObserver(KvObserver observer) override {
@@ -172,8 +185,8 @@ class NativeDriver : public Driver {
       if (layer.window > 0) continue;
       smallest += static_cast<double>(cells) *
                   static_cast<double>(
-                      ggml_row_size(config.type, int64_t{layer.kv_heads} * layer.head_dim_k) +
-                      ggml_row_size(config.type, int64_t{layer.kv_heads} * layer.head_dim_v));
+                      ggml_row_size(config.type_k, int64_t{layer.kv_heads} * layer.head_dim_k) +
+                      ggml_row_size(config.type_v, int64_t{layer.kv_heads} * layer.head_dim_v));
     }
     if (options.kv_memory > 0 && smallest > static_cast<double>(options.kv_memory)) {
       throw MemoryError("llama.cpp's cache of " + std::to_string(cells) + " cells needs at least " +

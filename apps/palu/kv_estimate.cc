@@ -63,10 +63,17 @@ int64_t EstimateKvBytes(const ModelShape& shape, const std::string& cache, int64
   constexpr std::string_view kLlama = "llama:";
   double bits = 0;
   if (cache.starts_with(kLlama)) {
-    const std::string type = cache.substr(kLlama.size(), cache.find(',') - kLlama.size());
+    // TYPE, or TYPE_K/TYPE_V.
+    const std::string types = cache.substr(kLlama.size(), cache.find(',') - kLlama.size());
+    const size_t slash = types.find('/');
+    const double key_bits = LlamaBits(std::string_view(types).substr(0, slash));
+    const double value_bits = slash == std::string::npos
+                                  ? key_bits
+                                  : LlamaBits(std::string_view(types).substr(slash + 1));
     for (const LayerShape& layer : shape.layers) {
       const int64_t kept = layer.window > 0 ? std::min<int64_t>(tokens, layer.window) : tokens;
-      bits += LlamaBits(type) * kept * layer.kv_heads * (layer.head_dim_k + layer.head_dim_v);
+      bits += static_cast<double>(kept * layer.kv_heads) *
+              (key_bits * layer.head_dim_k + value_bits * layer.head_dim_v);
     }
   } else {
     const KVCacheConfig config = KVCacheConfig::Parse(cache);

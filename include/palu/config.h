@@ -63,6 +63,7 @@ enum class ScaleFormat {
   kLog8,          // per channel and token group: one 8-bit logarithmic scale, no zero, Lloyd-Max
                   // levels
   kTokenMinMax,   // per token and 32 channels: fp16 scale + fp16 zero, uniform levels (KIVI's V)
+  kTokenAbsMax,   // per token and 32 channels: fp16 scale, symmetric levels (ggml's q4_0 and q8_0)
   kTokenFactors,  // per token: two floats, their length and an inner product (RaBitQ)
 };
 // Which moments of the keys are fitted.

@@ -72,6 +72,8 @@ uint32_t ScaleBytes(const PagePlan& plan) {
       return static_cast<uint32_t>(plan.groups() * plan.rank);
     case ScaleFormat::kTokenMinMax:
       return static_cast<uint32_t>(plan.page_tokens * plan.channel_runs()) * 4;
+    case ScaleFormat::kTokenAbsMax:
+      return static_cast<uint32_t>(plan.page_tokens * plan.channel_runs()) * 2;
     case ScaleFormat::kTokenFactors:
       return static_cast<uint32_t>(plan.page_tokens) * 8;
   }

@@ -7,6 +7,7 @@
 //     minmax:  fp16 scale[group][channel], then fp16 zero[group][channel]
 //     log8:    u8 scale[group][channel]
 //     token minmax:   fp16 scale[run][token], then fp16 zero[run][token]    run = 32 channels
+//     token absmax:   fp16 scale[run][token]
 //     token factors:  f32 length[token], then f32 inverse[token]
 // with T / group_size groups of tokens; none exists for channels of 16 or 32 bits (a side has
 // either only such channels or none). Little endian; nothing is aligned beyond 4 bytes;
@@ -24,6 +25,7 @@
 //     uniform levels (all others):        level = code - 2^(b-1)
 //     minmax, token minmax:  a = scale,                       z = zero + a / 2
 //     log8:                  a = Log8Value(scale) * unit[b],  z = a * half[b]
+//     token absmax:          a = scale,                       z = 0
 //     token factors:         a = length * inverse,            z = a / 2
 // `zero` is the value at the middle code, (min + max) / 2. `length` is |x|, `inverse` 1 / <g, x /
 // |x|> for the vector g of the levels + 1/2: then a <g, q> estimates <x, q> without bias (RaBitQ,
@@ -87,11 +89,12 @@ struct PagePlan {
   int groups() const { return page_tokens / group_size; }
   // Scales belong to tokens, not to channels.
   bool token_scaled() const {
-    return scales == ScaleFormat::kTokenMinMax || scales == ScaleFormat::kTokenFactors;
+    return scales == ScaleFormat::kTokenMinMax || scales == ScaleFormat::kTokenAbsMax ||
+           scales == ScaleFormat::kTokenFactors;
   }
   // Runs of channels with scales of their own per token.
   int channel_runs() const {
-    return scales == ScaleFormat::kTokenMinMax ? (rank + kRunChannels - 1) / kRunChannels : 1;
+    return scales != ScaleFormat::kTokenFactors ? (rank + kRunChannels - 1) / kRunChannels : 1;
   }
   size_t code_bytes() const { return static_cast<size_t>(block_bytes) * blocks(); }
   // Codes, then scales: a page side is contiguous.

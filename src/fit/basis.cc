@@ -93,12 +93,17 @@ PrincipalAxes AxesAlong(std::vector<double> vectors, const Moments& moments) {
   return axes;
 }
 
-PrincipalAxes IdentityAxes(int dim) {
+PrincipalAxes UnitAxes(std::vector<double> vectors, int dim) {
   PrincipalAxes axes;
-  axes.variance.assign(dim, 1.0);
-  axes.vectors.assign(static_cast<size_t>(dim) * dim, 0.0);
-  for (int d = 0; d < dim; ++d) axes.vectors[static_cast<size_t>(d) * dim + d] = 1.0;
+  axes.variance.assign(vectors.size() / dim, 1.0);
+  axes.vectors = std::move(vectors);
   return axes;
+}
+
+std::vector<double> IdentityRows(int dim) {
+  std::vector<double> rows(static_cast<size_t>(dim) * dim, 0.0);
+  for (int d = 0; d < dim; ++d) rows[static_cast<size_t>(d) * dim + d] = 1.0;
+  return rows;
 }
 
 namespace {

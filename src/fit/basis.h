@@ -31,8 +31,10 @@ PrincipalAxes FitPrincipalAxes(const Moments& moments);
 PrincipalAxes FitWeightedAxes(const Moments& moments, const Moments& metric);
 // Given axes: [rank][D] vectors, with the mean and the variances of the data.
 PrincipalAxes AxesAlong(std::vector<double> vectors, const Moments& moments);
-// The coordinates themselves, no mean, variances 1.
-PrincipalAxes IdentityAxes(int dim);
+// Given axes for data of which nothing is known: no mean, variances 1.
+PrincipalAxes UnitAxes(std::vector<double> vectors, int dim);
+// The coordinates themselves, [dim][dim].
+std::vector<double> IdentityRows(int dim);
 // Rows of a Walsh-Hadamard matrix times random signs (a fixed seed), for the next power of two of
 // `dim`, cut to `dim` columns: [padded][dim] with orthonormal columns.
 std::vector<double> RandomHadamard(int dim);

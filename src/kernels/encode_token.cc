@@ -1,5 +1,5 @@
-// Encoders of the formats whose scales belong to tokens: KIVI's values (arXiv 2402.02750) and
-// RaBitQ (arXiv 2405.12497, more bits after arXiv 2409.09913).
+// Encoders of the formats whose scales belong to tokens: KIVI's values (arXiv 2402.02750), ggml's
+// blocks, and RaBitQ (arXiv 2405.12497, more bits after arXiv 2409.09913).
 #include <cmath>
 #include <vector>
 
@@ -40,6 +40,27 @@ void EncodeMinMax(const Token& token) {
       const float y = divisor == 0 ? 0.0f : (token.x[c] - offset) / divisor;
       const float code = std::nearbyint(y + 0.5f * static_cast<float>(top));
       token.Write(c, static_cast<int>(std::clamp(code, 0.0f, static_cast<float>(top))));
+    }
+  }
+}
+
+// ggml's blocks: at 8 bits the step is the largest magnitude / 127, below it the value of largest
+// magnitude / -2^(b-1), so that this value is met.
+void EncodeAbsMax(const Token& token) {
+  const PagePlan& plan = token.plan;
+  for (int run = 0; run < plan.channel_runs(); ++run) {
+    const int first = run * kRunChannels, last = std::min(first + kRunChannels, plan.rank);
+    const float extreme = *std::max_element(token.x + first, token.x + last, [](float a, float b) {
+      return std::fabs(a) < std::fabs(b);
+    });
+    const int bits = plan.bits[first], half = 1 << (bits - 1);
+    const float step =
+        bits == 8 ? std::fabs(extreme) / 127.0f : extreme / static_cast<float>(-half);
+    StoreScalar(token.scales() + 2 * (run * plan.page_tokens + token.t), SaturatedF16(step));
+    for (int c = first; c < last; ++c) {
+      const float y = step == 0 ? 0.0f : token.x[c] / step;
+      const float level = bits == 8 ? std::round(y) : std::floor(y + 0.5f);
+      token.Write(c, std::clamp(static_cast<int>(level), -half, half - 1) + half);
     }
   }
 }
@@ -100,6 +121,8 @@ void EncodeTokenScaled(const PagePlan& plan, const float* x, int64_t x_stride, u
     const Token token{plan, values.data(), t, page};
     if (plan.scales == ScaleFormat::kTokenMinMax) {
       EncodeMinMax(token);
+    } else if (plan.scales == ScaleFormat::kTokenAbsMax) {
+      EncodeAbsMax(token);
     } else {
       EncodeFactors(token);
     }

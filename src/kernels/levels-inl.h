@@ -156,6 +156,9 @@ HWY_INLINE void LoadTokenScales(const PagePlan& plan, const uint8_t* page, int r
     const int i = run * plan.page_tokens + t;
     a = LoadF16(halves + i);
     z = hn::MulAdd(a, half, LoadF16(halves + plan.channel_runs() * plan.page_tokens + i));
+  } else if (plan.scales == ScaleFormat::kTokenAbsMax) {
+    a = LoadF16(reinterpret_cast<const uint16_t*>(scales) + run * plan.page_tokens + t);
+    z = hn::Zero(df);
   } else {
     const float* factors = reinterpret_cast<const float*>(scales);
     a = hn::Mul(hn::LoadU(df, factors + t), hn::LoadU(df, factors + plan.page_tokens + t));

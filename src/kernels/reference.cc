@@ -51,6 +51,10 @@ Affine ReadTokenScale(const PagePlan& plan, const uint8_t* page, int t, int chan
     const uint8_t* zeros = scales + 2 * plan.channel_runs() * plan.page_tokens;
     affine.a = F16ToF32(Load<uint16_t>(scales + 2 * i));
     affine.z = F16ToF32(Load<uint16_t>(zeros + 2 * i)) + affine.a * 0.5f;
+  } else if (plan.scales == ScaleFormat::kTokenAbsMax) {
+    affine.a =
+        F16ToF32(Load<uint16_t>(scales + 2 * (channel / kRunChannels * plan.page_tokens + t)));
+    affine.z = 0;
   } else {
     affine.a = Load<float>(scales + 4 * t) * Load<float>(scales + 4 * (plan.page_tokens + t));
     affine.z = affine.a * 0.5f;

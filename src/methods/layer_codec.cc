@@ -14,6 +14,8 @@ ScaleFormat Scales(const KVCacheConfig& config, Codec codec) {
   switch (codec) {
     case Codec::kTokenScalar:
       return ScaleFormat::kTokenMinMax;
+    case Codec::kTokenBlock:
+      return ScaleFormat::kTokenAbsMax;
     case Codec::kSigns:
       return ScaleFormat::kTokenFactors;
     default:
@@ -61,7 +63,9 @@ class SideFit {
   PrincipalAxes MakeAxes(int dim, const Moments* moments, const Moments* metric) const {
     switch (method_.transform) {
       case Transform::kIdentity:
-        return IdentityAxes(dim);
+        return UnitAxes(IdentityRows(dim), dim);
+      case Transform::kTurn:
+        return UnitAxes(RandomHadamard(dim), dim);
       case Transform::kRotation:
         return AxesAlong(RandomHadamard(dim), *moments);
       case Transform::kLowRank:
@@ -69,7 +73,7 @@ class SideFit {
     }
     switch (config_.basis) {
       case BasisKind::kNone:
-        return AxesAlong(IdentityAxes(dim).vectors, *moments);
+        return AxesAlong(IdentityRows(dim), *moments);
       case BasisKind::kHadamard:
         return AxesAlong(RandomHadamard(dim), *moments);
       default:

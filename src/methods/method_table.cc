@@ -64,6 +64,13 @@ void RabitqDefaults(KVCacheConfig& c) {
   c.n_head_groups = kEveryHead;
 }
 
+// As llama.cpp stores them: no window.
+void BlockDefaults(KVCacheConfig& c) {
+  MinMaxDefaults(c);
+  c.uniform_bits = 8;
+}
+
+constexpr char kBlockOptions[] = "sink_tokens recent_tokens max_bytes";
 constexpr char kUniformOptions[] = "bits group_size sink_tokens recent_tokens max_bytes";
 constexpr char kSvdqOptions[] =
     "bits rank energy_threshold energy_rule key_fit fit_tokens group_size sink_tokens "
@@ -102,6 +109,24 @@ constexpr MethodRow kTable[] = {
      {Transform::kIdentity, Codec::kTokenScalar, "codes per token and 32 channels"},
      KiviDefaults,
      kUniformOptions,
+     {}},
+    {"q8_0",
+     {Transform::kTurn, Codec::kTokenBlock, "rotated, ggml's q8_0 blocks", 8},
+     {Transform::kTurn, Codec::kTokenBlock, "the same", 8},
+     BlockDefaults,
+     kBlockOptions,
+     {}},
+    {"q8_0/q4_0",
+     {Transform::kTurn, Codec::kTokenBlock, "rotated, ggml's q8_0 blocks", 8},
+     {Transform::kTurn, Codec::kTokenBlock, "rotated, ggml's q4_0 blocks", 4},
+     BlockDefaults,
+     kBlockOptions,
+     {}},
+    {"q4_0",
+     {Transform::kTurn, Codec::kTokenBlock, "rotated, ggml's q4_0 blocks", 4},
+     {Transform::kTurn, Codec::kTokenBlock, "the same", 4},
+     BlockDefaults,
+     kBlockOptions,
      {}},
     {"svdq",
      {Transform::kLowRank, Codec::kScalar, "latents of a basis per head, 8/4/2/1/1/0/0/0 bits"},

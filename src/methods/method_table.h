@@ -13,6 +13,7 @@ namespace palu {
 enum class Transform {
   kIdentity,  // channels as they are
   kLowRank,   // latent = (x - mean) projected on a basis shared by a head group
+  kTurn,      // latent = a random rotation of x; nothing is fitted
   kRotation,  // latent = a random rotation of (x - mean), the dimension padded to a power of two
 };
 
@@ -20,9 +21,14 @@ enum class Codec {
   kF32,          // exact, 32 bits
   kF16,          // exact window format, 16 bits
   kScalar,       // codes of 1..8 bits per channel, scales per channel and token group
+  kTokenBlock,   // ggml's blocks: codes of 4 or 8 bits, a symmetric scale per token and 32 channels
   kTokenScalar,  // codes of 1..8 bits, scales per token and 32 channels
   kSigns,        // codes of 1..4 bits, two factors per token
 };
+
+inline bool NeedsMoments(Transform t) {
+  return t == Transform::kLowRank || t == Transform::kRotation;
+}
 
 struct SideMethod {
   Transform transform;
@@ -48,9 +54,7 @@ struct MethodRow {
   // Methods without a codec to pack into keep every token in the exact window.
   bool encodes() const { return keys.codec != Codec::kF32 && keys.codec != Codec::kF16; }
   // The transforms need statistics of the tokens.
-  bool fits() const {
-    return keys.transform != Transform::kIdentity || values.transform != Transform::kIdentity;
-  }
+  bool fits() const { return NeedsMoments(keys.transform) || NeedsMoments(values.transform); }
   bool takes(std::string_view option) const;
   // Format of the exact window.
   Codec window_codec() const { return encodes() ? Codec::kF16 : keys.codec; }
