@@ -10,6 +10,7 @@
 
 #include "eval_cells.h"
 #include "eval_html.h"
+#include "eval_model.h"
 #include "eval_options.h"
 #include "eval_protocol.h"
 #include "eval_results.h"
@@ -60,8 +61,8 @@ EvalKey KeyOf(const EvalOptions& o, const std::string& text) {
   }
   key.ctx = o.context;
   key.batch = o.batch;
-  key.mode = "batch";
-  key.weights = "file";
+  key.mode = o.mode;
+  key.weights = o.weights;
   key.version = PALU_VERSION;
   return key;
 }
@@ -82,17 +83,19 @@ void TellWhatIsLeft(const std::vector<EvalRow>& rows, const std::vector<Chunk>& 
 
 nlohmann::ordered_json Report(const EvalOptions& o, const EvalKey& key,
                               const EvalResults& results) {
-  return {{"model", key.model},
-          {"model_sha256", key.model_sha256},
-          {"text_sha256", key.text_sha256},
-          {"ctx", key.ctx},
-          {"chunks", results.chunks},
-          {"batch", key.batch},
-          {"mode", key.mode},
-          {"kernel", KernelTarget()},
-          {"threads", ThreadCount(o.threads)},
-          {"version", key.version},
-          {"results", ToJson(results)}};
+  nlohmann::ordered_json json = {{"model", key.model},
+                                 {"model_sha256", key.model_sha256},
+                                 {"text_sha256", key.text_sha256},
+                                 {"ctx", key.ctx},
+                                 {"chunks", results.chunks},
+                                 {"batch", key.batch},
+                                 {"mode", key.mode},
+                                 {"kernel", KernelTarget()},
+                                 {"threads", ThreadCount(o.threads)},
+                                 {"version", key.version}};
+  if (key.weights != EvalOptions().weights) json["weights"] = key.weights;
+  json["results"] = ToJson(results);
+  return json;
 }
 
 EvalPage Page(const EvalOptions& o, const EvalKey& key, const EvalResults& results) {
@@ -107,6 +110,7 @@ EvalPage Page(const EvalOptions& o, const EvalKey& key, const EvalResults& resul
       {"protocol", fmt::format("{} chunks of {} tokens, the second half of each scored in batches "
                                "of {}",
                                results.chunks, key.ctx, key.batch)},
+      {"weights", key.weights == "f32" ? "expanded to f32" : "as in the file"},
       {"machine", fmt::format("kernels {}, {} threads", KernelTarget(), ThreadCount(o.threads))},
       {"program", "palu " + key.version},
   };
@@ -126,10 +130,7 @@ int Eval(const EvalOptions& o) {
   CheckOutputs(o);
   const std::vector<EvalRow> rows = EvalRows(o);
   const std::string text = ReadText(o.file);
-  RunOptions run;
-  run.model = o.model;
-  run.context = o.context;
-  const std::shared_ptr<const llama::Model> model = LoadModel(run);
+  const std::shared_ptr<const llama::Model> model = LoadEvalModel(o);
   const std::vector<Chunk> chunks = CutChunks(*model, o, text);
   CellStore store(PartPath(o), KeyOf(o, text));
   TellWhatIsLeft(rows, chunks, store);
@@ -169,10 +170,26 @@ void AddEval(CLI::App& app, Action& action) {
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20).description(""))
       ->type_name("N");
-  verb->add_option("--batch", o.batch, "Tokens per batch in the scored half; 1 = as in generation")
+  const CLI::Option* batch =
+      verb->add_option("--batch", o.batch,
+                       "Tokens per batch in the scored half; 1 = as in generation")
+          ->capture_default_str()
+          ->check(CLI::Range(1, 512).description(""))
+          ->type_name("N");
+  verb->add_option(
+          "--mode", o.mode,
+          "How the second half is scored: in batches, or decode = token by token, which is "
+          "what generation sees")
       ->capture_default_str()
-      ->check(CLI::Range(1, 512).description(""))
-      ->type_name("N");
+      ->check(CLI::IsMember({"batch", "decode"}))
+      ->type_name("");
+  verb->add_option("--weights", o.weights,
+                   "The model's weights as in its file, or expanded to f32 (temporarily, on disk): "
+                   "8-bit activations of quantised weights amplify rounding into a noise floor "
+                   "that hides caches near q8_0")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"file", "f32"}))
+      ->type_name("");
   verb->add_option("-t,--threads", o.threads, "Threads; 0 = all cores")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024).description(""))
@@ -180,7 +197,15 @@ void AddEval(CLI::App& app, Action& action) {
   verb->add_option("--json", o.json, "Write the rows to this file")->type_name("FILE");
   verb->add_option("--html", o.html, "Write a page with table and plots to this file")
       ->type_name("FILE");
-  verb->callback([options, &action] { action = [options] { return Eval(*options); }; });
+  verb->callback([options, batch, &action] {
+    if (options->mode == "decode") {
+      if (batch->count() > 0 && options->batch != 1) {
+        throw UsageError("--mode decode is --batch 1; another --batch does not go with it");
+      }
+      options->batch = 1;
+    }
+    action = [options] { return Eval(*options); };
+  });
 }
 
 }  // namespace palu::app

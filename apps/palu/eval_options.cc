@@ -46,7 +46,12 @@ std::string CommandLine(const EvalOptions& o) {
   const EvalOptions defaults;
   std::string line = fmt::format("palu eval -m {} -f {} --ctx {} --chunks {}", NameOf(o.model),
                                  NameOf(o.file), o.context, o.chunks);
-  if (o.batch != defaults.batch) line += fmt::format(" --batch {}", o.batch);
+  if (o.mode != defaults.mode) {
+    line += " --mode " + o.mode;
+  } else if (o.batch != defaults.batch) {
+    line += fmt::format(" --batch {}", o.batch);
+  }
+  if (o.weights != defaults.weights) line += " --weights " + o.weights;
   if (o.threads != defaults.threads) line += fmt::format(" -t {}", o.threads);
   for (const std::string& cache : o.caches) line += " --cache " + cache;
   if (!o.json.empty()) line += " --json " + NameOf(o.json);

@@ -12,10 +12,11 @@ struct EvalOptions {
   std::string model, file, json, html;
   std::vector<std::string> caches;  // as typed
   int64_t context = 4096, chunks = 4;
-  int64_t batch = 64;   // tokens per batch in the scored half: a query sees so many tokens exactly
-                        // at most, beside the window
-  bool decode = false;  // --mode decode: one token per batch
-  int threads = 0;      // 0 = all cores
+  int64_t batch = 64;  // tokens per batch in the scored half: a query sees so many tokens exactly
+                       // at most, beside the window
+  std::string mode = "batch";    // "decode": token by token, so batch is 1
+  std::string weights = "file";  // "f32": the model's weights expanded first
+  int threads = 0;               // 0 = all cores
 };
 
 // One row of the results.

@@ -4,6 +4,8 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <functional>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -59,25 +61,47 @@ auto Named(const EvalRow& row, int64_t chunk, const Body& body) {
       cache, chunk + 1, token));
 }
 
+// What is to be measured.
+struct Plan {
+  std::vector<EvalRow> rows;                // those that lack a cell
+  std::vector<std::vector<size_t>> wanted;  // per chunk, which of `rows`
+};
+
+Plan MakePlan(const std::vector<EvalRow>& rows, size_t chunks, const CellMap& cells) {
+  Plan plan;
+  plan.wanted.resize(chunks);
+  for (const EvalRow& row : rows) {
+    bool lacks = false;
+    for (size_t c = 0; c < chunks; ++c) {
+      if (cells.contains({row.resolved, static_cast<int64_t>(c)})) continue;
+      plan.wanted[c].push_back(plan.rows.size());
+      lacks = true;
+    }
+    if (lacks) plan.rows.push_back(row);
+  }
+  return plan;
+}
+
 class Lockstep {
  public:
-  Lockstep(const std::shared_ptr<const llama::Model>& model, const EvalOptions& o,
-           const std::vector<EvalRow>& rows, int64_t units)
-      : o_(o), threads_(ThreadCount(o.threads)), progress_("evaluating", units) {
-    const int64_t step = o.decode ? 1 : o.batch;
+  Lockstep(const std::shared_ptr<const llama::Model>& model, const EvalOptions& o, const Plan& plan)
+      : o_(o), threads_(ThreadCount(o.threads)) {
+    const int64_t step = o.batch;
     const int64_t floor_step = step > kSmallBatch ? kFewTokens : kManyTokens;
     reference_ = Open(model, {kReferenceCache, kReferenceCache, false}, step);
     block_ = step;
-    for (const EvalRow& row : rows) {
+    for (const EvalRow& row : plan.rows) {
       contestants_.push_back(Open(model, row, row.noise_floor ? floor_step : step));
       block_ = std::max(block_, contestants_.back().step);
     }
+    progress_.emplace("evaluating", TotalCost(plan), ProgressUnit::kShare);
   }
 
   // Measures the rows that `wanted` names by their index. False after Ctrl-C.
   bool RunChunk(const Chunk& chunk, int64_t index, const std::vector<size_t>& wanted,
                 CellMap& cells) {
     chunk_ = index;
+    progress_->SetLabel(fmt::format("chunk {}", index + 1));
     std::vector<Contestant*> active;
     for (const size_t i : wanted) active.push_back(&contestants_[i]);
     if (!Fill(chunk, active) || !ScoreHalf(chunk, active)) return false;
@@ -98,6 +122,21 @@ class Lockstep {
     options.context = o_.context;
     options.ubatch = kUbatch;
     return {row, std::make_unique<llama::Session>(model, options), step, {}};
+  }
+
+  // For the time left: the cost of a token beside that of a prompt's.
+  static int64_t TokenCost(const Contestant& c) { return c.step > kSmallBatch ? 1 : 4; }
+
+  int64_t TotalCost(const Plan& plan) const {
+    const auto chunk = [&](const Contestant& c) {
+      return o_.context / 2 + (o_.context - 1 - o_.context / 2) * TokenCost(c);
+    };
+    int64_t sum = 0;
+    for (const std::vector<size_t>& wanted : plan.wanted) {
+      if (!wanted.empty()) sum += chunk(reference_);
+      for (const size_t i : wanted) sum += chunk(contestants_[i]);
+    }
+    return sum;
   }
 
   // The first half of a chunk into all caches.
@@ -148,7 +187,7 @@ class Lockstep {
           [&] { c.session->Decode(std::span(chunk).subspan(at, n), llama::LogitRows::kAll); });
     c.cell.scored_seconds += timer.Seconds();
     c.cell.scored_tokens += n;
-    Advance(n);
+    Advance(n * TokenCost(c));
   }
 
   // Logits of the positions from at + first on, in the block that starts at `at`.
@@ -173,15 +212,15 @@ class Lockstep {
     }
   }
 
-  void Advance(int64_t n) {
-    done_ += n;
-    progress_.Update(done_);
+  void Advance(int64_t cost) {
+    done_ += cost;
+    progress_->Update(done_);
   }
 
   const EvalOptions& o_;
   int threads_;
-  Progress progress_;
-  int64_t done_ = 0;   // tokens, of all caches together
+  std::optional<Progress> progress_;
+  int64_t done_ = 0;   // cost
   int64_t chunk_ = 0;  // index, for messages
   Contestant reference_;
   std::vector<Contestant> contestants_;
@@ -217,28 +256,13 @@ std::vector<Chunk> CutChunks(const llama::Model& model, const EvalOptions& o,
 bool MeasureCells(const std::shared_ptr<const llama::Model>& model, const EvalOptions& options,
                   const std::vector<EvalRow>& rows, const std::vector<Chunk>& chunks,
                   CellMap& cells, const std::function<void()>& finished) {
-  // Rows that lack a cell, and per chunk which of them.
-  std::vector<EvalRow> open;
-  std::vector<std::vector<size_t>> wanted(chunks.size());
-  int64_t units = 0;
-  for (const EvalRow& row : rows) {
-    bool lacks = false;
-    for (size_t c = 0; c < chunks.size(); ++c) {
-      if (cells.contains({row.resolved, static_cast<int64_t>(c)})) continue;
-      wanted[c].push_back(open.size());
-      lacks = true;
-    }
-    if (lacks) open.push_back(row);
-  }
+  const Plan plan = MakePlan(rows, chunks.size(), cells);
+  if (plan.rows.empty()) return true;
+  Lockstep lockstep(model, options, plan);
   for (size_t c = 0; c < chunks.size(); ++c) {
-    const auto contestants = static_cast<int64_t>(wanted[c].size());
-    if (contestants > 0) units += (contestants + 1) * static_cast<int64_t>(chunks[c].size() - 1);
-  }
-  if (open.empty()) return true;
-  Lockstep lockstep(model, options, open, units);
-  for (size_t c = 0; c < chunks.size(); ++c) {
-    if (wanted[c].empty()) continue;
-    if (!lockstep.RunChunk(chunks[c], static_cast<int64_t>(c), wanted[c], cells)) return false;
+    const std::vector<size_t>& wanted = plan.wanted[c];
+    if (wanted.empty()) continue;
+    if (!lockstep.RunChunk(chunks[c], static_cast<int64_t>(c), wanted, cells)) return false;
     finished();
   }
   return true;

@@ -9,25 +9,35 @@
 
 namespace palu::app {
 
-// One line of at most `width` columns: label, bar, count, speed, time left.
-std::string ProgressLine(const std::string& label, int64_t done, int64_t total, double seconds,
-                         int width);
+// "40 s", "12 min", "3 h 5 min": rounded up.
+std::string DurationText(double seconds);
 
-// Draws on construction and at each Update, and wipes the line at the end.
+// What is counted: tokens, which have a speed, or parts of a whole, of which a share is shown.
+enum class ProgressUnit { kTokens, kShare };
+
+// One line of at most `width` columns: label, bar, count and speed or share, time left.
+std::string ProgressLine(const std::string& label, int64_t done, int64_t total, double seconds,
+                         int width, ProgressUnit unit = ProgressUnit::kTokens);
+
+// Draws on construction and at an Update, a few times a second, and wipes the line at the end.
 class Progress {
  public:
-  Progress(std::string label, int64_t total);
+  Progress(std::string label, int64_t total, ProgressUnit unit = ProgressUnit::kTokens);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   void Update(int64_t done);
+  // From the next Update on.
+  void SetLabel(std::string label);
 
  private:
   std::string label_;
   int64_t total_;
+  ProgressUnit unit_;
   bool on_;
   Timer timer_;
+  double drawn_ = -1;  // seconds
 };
 
 // A short note ("loading the model") that goes away at the end of its scope.

@@ -202,6 +202,50 @@ TEST_F(EvalCli, BadInputIsRefusedBeforeAnyWork) {
   }
 }
 
+TEST_F(EvalCli, DecodeModeScoresTokenByToken) {
+  const auto measure = [&](Words more) {
+    more.insert(more.begin(), {"--ctx", "400", "--chunks", "1", "--cache", "palu:bits=auto:2",
+                               "--json", Path("mode.json")});
+    const Outcome outcome = Palu(EvalWith(more));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    fs::remove(Path("mode.json.part"));
+    return Json("mode.json");
+  };
+  const nlohmann::json decode = measure({"--mode", "decode"});
+  EXPECT_EQ(decode.at("mode"), "decode");
+  EXPECT_EQ(decode.at("batch"), 1);
+  // A batch sees its own tokens exactly, a single token does not see more than the window.
+  const nlohmann::json one = measure({"--batch", "1"}), many = measure({"--batch", "200"});
+  EXPECT_EQ(Row(decode, "palu:bits=auto:2").at("kl_mean"),
+            Row(one, "palu:bits=auto:2").at("kl_mean"));
+  EXPECT_GT(Row(decode, "palu:bits=auto:2").at("kl_mean"),
+            Row(many, "palu:bits=auto:2").at("kl_mean"));
+  ExpectFailure(Palu(EvalWith({"--mode", "decode", "--batch", "64", "--cache", "palu"})), 2,
+                "--mode decode");
+  ExpectFailure(Palu(EvalWith({"--mode", "backwards", "--cache", "palu"})), 2, "backwards");
+}
+
+TEST_F(EvalCli, ExpandsTheWeightsIntoAFileThatGoesAway) {
+  fs::create_directory(Path("tmp"));
+  Invocation call;
+  call.arguments = EvalWith({"--ctx", "256", "--chunks", "1", "--weights", "f32", "--cache", "fp32",
+                             "--json", Path("out.json")});
+  call.environment = {{"TMPDIR", Path("tmp")}};
+  const Outcome outcome = Palu(call);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(fs::is_empty(Path("tmp")));
+  EXPECT_EQ(Json().at("weights"), "f32");
+  EXPECT_EQ(Json().at("model"), "model.gguf");
+  EXPECT_EQ(Json().at("model_sha256"), Sha256OfFile(Path("model.gguf")));
+  // Cells of the file's own weights are others.
+  call.arguments =
+      EvalWith({"--ctx", "256", "--chunks", "1", "--cache", "fp32", "--json", Path("out.json")});
+  ExpectFailure(Palu(call), 1, "weights is \"f32\" there and \"file\" here");
+  call.arguments = EvalWith({"--weights", "f32", "--cache", "fp32"});
+  call.environment = {{"TMPDIR", Path("missing")}};
+  ExpectFailure(Palu(call), 1, "TMPDIR");
+}
+
 TEST_F(EvalCli, WritesAPageThatNeedsNothingElse) {
   const Outcome outcome = Palu(EvalWith({"--ctx", "256", "--chunks", "1", "--cache", "fp16",
                                          "--cache", "llama:q4_0", "--html", Path("out.html")}));

@@ -106,6 +106,20 @@ TEST(ProgressLine, TellsHowFarAndFitsTheTerminal) {
   }
 }
 
+TEST(ProgressLine, CanShowAShareInsteadOfTokens) {
+  EXPECT_EQ(ProgressLine("chunk 3", 250, 1000, 100, 60, ProgressUnit::kShare),
+            "chunk 3 [########........................] 25 %  5 min left");
+  EXPECT_EQ(ProgressLine("c", 0, 0, 0, 20, ProgressUnit::kShare), "c [#########] 100 %");
+}
+
+TEST(ProgressLine, TellsLongTimesInMinutesAndHours) {
+  EXPECT_EQ(DurationText(0.2), "1 s");
+  EXPECT_EQ(DurationText(119), "119 s");
+  EXPECT_EQ(DurationText(120.5), "3 min");
+  EXPECT_EQ(DurationText(7199), "2 h 0 min");
+  EXPECT_EQ(DurationText(9000), "2 h 30 min");
+}
+
 TEST(ProgressLine, BarIsFullOnlyAtTheEnd) {
   EXPECT_NE(ProgressLine("p", 1023, 1024, 1, 100).find(".]"), std::string::npos);
   EXPECT_EQ(ProgressLine("p", 1024, 1024, 1, 100).find(".]"), std::string::npos);
