@@ -65,7 +65,7 @@ double FromHalf(uint16_t h) {
 
 double RoundHalf(double x) { return FromHalf(ToHalf(x)); }
 
-double Log8Value(int e) { return (8 + (e & 7)) / 8.0 * std::exp2((e >> 3) - 16); }
+double Log8Value(int e) { return std::ldexp(8 + (e & 7), (e >> 3) - 19); }
 
 int Log8From(double x) {  // nearest by ratio
   int e = 0;
@@ -90,15 +90,6 @@ struct Scale {  // as stored: fp16 scale and zero, or the log8 byte in `scale`
   uint16_t scale = 0, zero = 0;
 };
 
-Scale FitScale(const double* x, const Options& o, int bits) {
-  if (o.log8) {  // root mean square
-    const double squares = std::inner_product(x, x + o.group_size, x, 0.0);
-    return {static_cast<uint16_t>(Log8From(std::sqrt(squares / o.group_size)))};
-  }
-  const auto [lo, hi] = std::minmax_element(x, x + o.group_size);
-  return {ToHalf(std::max((*hi - *lo) / ((1 << bits) - 1), 1e-8)), ToHalf((*lo + *hi) / 2)};
-}
-
 double ValueOf(int code, Scale s, const Options& o, int bits) {
   const double uniform = code - (1 << (bits - 1)) + 0.5;
   if (!o.log8) return FromHalf(s.scale) * uniform + FromHalf(s.zero);  // zero = the middle
@@ -113,6 +104,39 @@ int NearestCode(double x, Scale s, const Options& o, int bits) {
     (2 * x > border ? low : high) = 2 * x > border ? middle + 1 : middle;
   }
   return low;
+}
+
+// log8: of the scales around that of the root mean square (1 and 2 bits) or around the one whose
+// outermost level is the largest magnitude (3 to 8), the one of least squared error.
+int FitLog8(const double* x, const Options& o, int bits) {
+  constexpr int kFirst[9] = {0, -2, -2, -4, -2, -1, 0, 0, 0};
+  constexpr int kLast[9] = {0, 1, 4, 1, 3, 3, 3, 3, 3};
+  double squares = 0, largest = 0;
+  for (int t = 0; t < o.group_size; ++t) {
+    squares += x[t] * x[t];
+    largest = std::max(largest, std::fabs(x[t]));
+  }
+  const Scale one{static_cast<uint16_t>(16 << 3)};  // 1.0
+  const int middle = Log8From(bits <= 2 ? std::sqrt(squares / o.group_size)
+                                        : largest / ValueOf((1 << bits) - 1, one, o, bits));
+  int best = 0;
+  double least = INFINITY;
+  const int last = std::min(255, middle + kLast[bits]);
+  for (int e = std::max(0, middle + kFirst[bits]); e <= last; ++e) {
+    const Scale s{static_cast<uint16_t>(e)};
+    double error = 0;
+    for (int t = 0; t < o.group_size; ++t) {
+      error += std::pow(ValueOf(NearestCode(x[t], s, o, bits), s, o, bits) - x[t], 2);
+    }
+    if (error < least) least = error, best = e;
+  }
+  return best;
+}
+
+Scale FitScale(const double* x, const Options& o, int bits) {
+  if (o.log8) return {static_cast<uint16_t>(FitLog8(x, o, bits))};
+  const auto [lo, hi] = std::minmax_element(x, x + o.group_size);
+  return {ToHalf(std::max((*hi - *lo) / ((1 << bits) - 1), 1e-8)), ToHalf((*lo + *hi) / 2)};
 }
 
 // Share of its variance that a Gaussian channel loses at so many bits.

@@ -280,9 +280,7 @@ TEST(OracleDistortionTest, TablesAgree) {
       options.group_size = group_size;
       for (int bits = 0; bits <= 8; ++bits) {
         const double measured = oracle::Distortion(options, bits);
-        // At many bits log8's error is mostly that of rare values beyond the last level.
-        const double tolerance = options.log8 && bits > 4 ? 0.1 : 0.03;
-        EXPECT_NEAR(Distortion(scales, group_size, bits), measured, tolerance * measured)
+        EXPECT_NEAR(Distortion(scales, group_size, bits), measured, 0.03 * measured)
             << group_size << " tokens, " << bits << " bits";
       }
     }

@@ -1,8 +1,8 @@
 // Packs latents into a page: scale per (channel, token group), nearest codes, bit planes.
 //
 // All targets write the same bytes as the reference: the few float operations that decide them (max
-// - min, divisions, the partial sums of the mean square) are done in the same order and precision
-// everywhere, and none of them is a product followed by a sum that a compiler could fuse.
+// - min, divisions, the partial sums of squares) are done in the same order and precision
+// everywhere, and none of them is a rounded product followed by a sum that a compiler could fuse.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/encode.cc"
 // clang-format off
@@ -11,6 +11,7 @@
 #include "hwy/highway.h"
 // clang-format on
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -39,23 +40,98 @@ HWY_INLINE void MinMax(const float* x, int n, float& min, float& max) {
   max = hn::GetLane(hn::MaxOfLanes(d, high));
 }
 
-// Eight partial sums of squares in double (exact products), then those in order: see the reference.
-HWY_INLINE float RootMeanSquare(const float* x, int n) {
+// Eight partial sums of the squares of map(x[i]), in double: the products are exact.
+template <class Map>
+HWY_INLINE void SumSquares(const float* x, int n, const Map& map, double* partial) {
   const hn::CappedTag<double, 8> dd;
   const hn::Rebind<float, decltype(dd)> df;
   constexpr int kDoubles = static_cast<int>(hn::MaxLanes(dd));
-  alignas(64) double partial[8];
   for (int j = 0; j < 8; j += kDoubles) {
     auto sum = hn::Zero(dd);
     for (int i = j; i < n; i += 8) {
-      const auto v = hn::PromoteTo(dd, hn::LoadU(df, x + i));
+      const auto v = hn::PromoteTo(dd, map(df, hn::LoadU(df, x + i)));
       sum = hn::MulAdd(v, v, sum);
     }
     hn::Store(sum, dd, partial + j);
   }
+}
+
+HWY_INLINE float RootMeanSquare(const float* x, int n) {
+  alignas(64) double partial[8];
+  SumSquares(
+      x, n, [](auto, auto v) { return v; }, partial);
   double sum = 0;
   for (const double s : partial) sum += s;
   return static_cast<float>(std::sqrt(sum / n));
+}
+
+// Lloyd-Max levels of some bits as floats, and what lies halfway between them: a value above
+// between[i] has a code above i.
+struct Levels {
+  float level[16], between[15];
+
+  explicit Levels(int bits) {
+    const auto& levels = LloydMaxLevels(bits);
+    const int last = (1 << bits) - 1;
+    for (int i = 0; i <= last; ++i) level[i] = levels[i];
+    for (int i = 0; i < last; ++i) between[i] = 0.5f * (level[i] + level[i + 1]);
+  }
+};
+
+// Sum of the squared errors of n values under log8 with level unit a; see the reference. lloyd_max:
+// up to 4 bits.
+template <int kBits>
+HWY_INLINE double SquaredError(const Levels* lloyd_max, float a, const float* x, int n) {
+  constexpr int kHalf = 1 << (kBits - 1);
+  const auto error = [=](auto d, auto v) HWY_ATTR {
+    const auto y = hn::Div(hn::Abs(v), hn::Set(d, a));
+    if constexpr (kBits > 4) {
+      const auto below = hn::Floor(hn::Min(y, hn::Set(d, static_cast<float>(kHalf - 1))));
+      return hn::Sub(y, hn::Add(below, hn::Set(d, 0.5f)));
+    } else {
+      auto level = hn::Set(d, lloyd_max->level[kHalf]);
+      for (int i = kHalf; i + 1 < 2 * kHalf; ++i) {
+        const auto above = hn::Gt(y, hn::Set(d, lloyd_max->between[i]));
+        level = hn::IfThenElse(above, hn::Set(d, lloyd_max->level[i + 1]), level);
+      }
+      return hn::Sub(y, level);
+    }
+  };
+  alignas(64) double partial[8];
+  SumSquares(x, n, error, partial);
+  const double sum = ((partial[0] + partial[4]) + (partial[2] + partial[6])) +
+                     ((partial[1] + partial[5]) + (partial[3] + partial[7]));
+  return static_cast<double>(a) * a * sum;
+}
+
+// The log8 scale of least squared error among the candidates; see the reference.
+template <int kBits>
+HWY_INLINE uint8_t BestLog8(const Levels* lloyd_max, const float* x, int n) {
+  float anchor;
+  if (Log8FollowsRms(kBits)) {
+    anchor = RootMeanSquare(x, n);
+  } else {
+    float min, max;
+    MinMax(x, n, min, max);
+    anchor = std::max(-min, max);
+  }
+  const auto [first, last] = CandidatesAround(kBits, anchor);
+  int best = first;
+  double least = std::numeric_limits<double>::infinity();
+  for (int e = first; e <= last; ++e) {
+    const float a = Log8Value(static_cast<uint8_t>(e)) * Log8Unit(kBits);
+    const double error = SquaredError<kBits>(lloyd_max, a, x, n);
+    best = error < least ? e : best;
+    least = error < least ? error : least;
+  }
+  return static_cast<uint8_t>(best);
+}
+
+HWY_NOINLINE uint8_t BestLog8(int bits, const Levels* lloyd_max, const float* x, int n) {
+  constexpr decltype(&BestLog8<1>) kBest[9] = {nullptr,     BestLog8<1>, BestLog8<2>,
+                                               BestLog8<3>, BestLog8<4>, BestLog8<5>,
+                                               BestLog8<6>, BestLog8<7>, BestLog8<8>};
+  return kBest[bits](lloyd_max, x, n);
 }
 
 // value = step * (code as a level) + offset, as the stored scale gives it.
@@ -63,8 +139,8 @@ struct Step {
   float step, offset;
 };
 
-HWY_INLINE Step WriteScale(const PagePlan& plan, const float* x, int group, int channel,
-                           uint8_t* page) {
+HWY_INLINE Step WriteScale(const PagePlan& plan, const Levels* lloyd_max, const float* x, int group,
+                           int channel, uint8_t* page) {
   uint8_t* scales = page + plan.code_bytes();
   const int i = group * plan.rank + channel, n = plan.group_size;
   if (plan.scales == ScaleFormat::kMinMax) {
@@ -77,21 +153,12 @@ HWY_INLINE Step WriteScale(const PagePlan& plan, const float* x, int group, int 
     std::memcpy(scales + 2 * (plan.groups() * plan.rank + i), &zero, 2);
     return {F16ToF32(scale), F16ToF32(zero)};
   }
-  scales[i] = Log8FromFloat(RootMeanSquare(x, n));
+  scales[i] = BestLog8(plan.bits[channel], lloyd_max, x, n);
   return {Log8Value(scales[i]) * plan.unit[channel], 0.0f};
 }
 
-// Halfway between the Lloyd-Max levels of `bits` bits; a value above the i-th has a code above i.
-HWY_INLINE void Thresholds(int bits, float* between) {
-  const auto& levels = LloydMaxLevels(bits);
-  for (int i = 0; i + 1 < 1 << bits; ++i) {
-    between[i] = 0.5f * static_cast<float>(levels[i] + levels[i + 1]);
-  }
-}
-
-// codes[t] = nearest code of x[t], n a multiple of 8. between: thresholds, or null for uniform
-// levels.
-HWY_INLINE void NearestCodes(int bits, const float* between, Step step, const float* x, int n,
+// codes[t] = nearest code of x[t], n a multiple of 8. lloyd_max: null for uniform levels.
+HWY_INLINE void NearestCodes(int bits, const Levels* lloyd_max, Step step, const float* x, int n,
                              uint8_t* codes) {
   const D8F df;
   const hn::RebindToSigned<D8F> di;
@@ -106,9 +173,9 @@ HWY_INLINE void NearestCodes(int bits, const float* between, Step step, const fl
   for (int t = 0; t < n; t += kLanes8) {
     const auto y = hn::Div(hn::Sub(hn::LoadU(df, x + t), offset), divisor);
     auto code = hn::Zero(di);
-    if (between != nullptr) {
+    if (lloyd_max != nullptr) {
       for (int i = 0; i < last; ++i) {
-        const auto above = hn::Gt(y, hn::Set(df, between[i]));
+        const auto above = hn::Gt(y, hn::Set(df, lloyd_max->between[i]));
         code = hn::Sub(code, hn::BitCast(di, hn::VecFromMask(df, above)));
       }
     } else {
@@ -169,6 +236,7 @@ HWY_INLINE void EncodeRaw(const float* x, int bits, uint8_t* to) {
 
 void EncodePage(const PagePlan& plan, const float* x, int64_t x_stride, uint8_t* page) {
   if (plan.token_scaled() && !plan.raw) return EncodeTokenScaled(plan, x, x_stride, page);
+  const Levels all_levels[4] = {Levels(1), Levels(2), Levels(3), Levels(4)};
   const int per_step = plan.group_size < kBlockTokens ? plan.group_size : kBlockTokens;
   for (int c = 0; c < plan.rank; ++c, x += x_stride) {
     const int bits = plan.bits[c];
@@ -179,15 +247,16 @@ void EncodePage(const PagePlan& plan, const float* x, int64_t x_stride, uint8_t*
       }
       continue;
     }
-    const bool lloyd_max = plan.scales == ScaleFormat::kLog8 && bits <= 4;
-    float between[16];
-    if (lloyd_max) Thresholds(bits, between);
+    const Levels* lloyd_max =
+        plan.scales == ScaleFormat::kLog8 && bits <= 4 ? &all_levels[bits - 1] : nullptr;
     Step step{};
     alignas(32) uint8_t codes[kBlockTokens];
     for (int t = 0; t < plan.page_tokens; t += per_step) {
-      if (t % plan.group_size == 0) step = WriteScale(plan, x + t, t / plan.group_size, c, page);
+      if (t % plan.group_size == 0) {
+        step = WriteScale(plan, lloyd_max, x + t, t / plan.group_size, c, page);
+      }
       const int in_block = t % kBlockTokens;
-      NearestCodes(bits, lloyd_max ? between : nullptr, step, x + t, per_step, codes + in_block);
+      NearestCodes(bits, lloyd_max, step, x + t, per_step, codes + in_block);
       if (in_block + per_step == kBlockTokens) {
         PackCodes(codes, bits, to);
         to += plan.block_bytes;

@@ -156,6 +156,51 @@ float RootMeanSquare(const float* x, int n) {
   return static_cast<float>(std::sqrt(sum / n));
 }
 
+// The positive level nearest to y >= 0.
+float NearestMagnitude(int bits, float y) {
+  const int half = 1 << (bits - 1);
+  if (bits > 4) return std::floor(std::min(y, static_cast<float>(half - 1))) + 0.5f;
+  const int8_t* levels = &LloydMaxLevels(bits)[half];
+  int i = 0;
+  while (i + 1 < half && y > 0.5f * static_cast<float>(levels[i] + levels[i + 1])) ++i;
+  return levels[i];
+}
+
+// Sum of the squared errors of n values (a multiple of 8) under log8 with level unit a. The levels
+// are symmetric, so magnitudes suffice. The order of the sum counts as in RootMeanSquare: eight
+// partial sums, then halves onto halves.
+double SquaredError(int bits, float a, const float* x, int n) {
+  double partial[8] = {};
+  for (int i = 0; i < n; ++i) {
+    const float y = std::fabs(x[i]) / a;
+    const double error = y - NearestMagnitude(bits, y);
+    partial[i % 8] += error * error;
+  }
+  for (int half = 4; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) partial[i] += partial[half + i];
+  }
+  return static_cast<double>(a) * a * partial[0];
+}
+
+// The log8 scale of least squared error among the candidates.
+uint8_t BestLog8(int bits, const float* x, int n) {
+  float anchor = 0;
+  if (Log8FollowsRms(bits)) {
+    anchor = RootMeanSquare(x, n);
+  } else {
+    for (int i = 0; i < n; ++i) anchor = std::max(anchor, std::fabs(x[i]));
+  }
+  const auto [first, last] = CandidatesAround(bits, anchor);
+  int best = first;
+  double least = std::numeric_limits<double>::infinity();
+  for (int e = first; e <= last; ++e) {
+    const float a = Log8Value(static_cast<uint8_t>(e)) * Log8Unit(bits);
+    const double error = SquaredError(bits, a, x, n);
+    if (error < least) least = error, best = e;
+  }
+  return static_cast<uint8_t>(best);
+}
+
 // Writes the scale (and zero) of one channel and group, and returns step and offset such that the
 // code of x is the nearest to (x - offset) / step, before the mapping from levels to codes. As
 // stored, that is, after rounding.
@@ -171,7 +216,7 @@ Affine WriteScale(const PagePlan& plan, const float* x, int group, int channel, 
     StoreScalar(scales + 2 * (plan.groups() * plan.rank + i), zero);
     return {F16ToF32(scale), F16ToF32(zero)};
   }
-  const uint8_t scale = Log8FromFloat(RootMeanSquare(x, n));
+  const uint8_t scale = BestLog8(plan.bits[channel], x, n);
   scales[i] = scale;
   return {Log8Value(scale) * plan.unit[channel], 0.0f};
 }
