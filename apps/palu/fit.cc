@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "eval_model.h"
 #include "eval_options.h"
 #include "eval_protocol.h"
 #include "files.h"
@@ -28,10 +29,11 @@ constexpr double kLeastCost = 1e-7;
 
 struct FitOptions {
   std::string model, file, out;
+  std::string weights = "f32";
   int64_t context = 2048;      // tokens of a chunk
   int64_t max_tokens = 65536;  // of the text; 0 = all
   int joint_heads = 1;
-  int64_t cost_tokens = 1024;  // to measure what layers cost; 0 = do not
+  int64_t cost_tokens = 2048;  // to measure what layers cost; 0 = do not
   int64_t skip = 4;            // first tokens of every chunk
   int threads = 0;
 };
@@ -130,11 +132,12 @@ bool MeasureCosts(const std::shared_ptr<const llama::Model>& model, const FitOpt
 
 int Fit(const FitOptions& o) {
   CheckWritable(o.out);
-  RunOptions run;
-  run.model = o.model;
-  run.context = o.context;
-  run.threads = o.threads;
-  const std::shared_ptr<const llama::Model> model = LoadModel(run);
+  EvalOptions eval;
+  eval.model = o.model;
+  eval.context = o.context;
+  eval.weights = o.weights;
+  eval.threads = o.threads;
+  const std::shared_ptr<const llama::Model> model = LoadEvalModel(eval);
   const std::string text = ReadText(o.file);
   std::vector<llama::Token> tokens = model->Tokenize(text, false, false);
   if (o.max_tokens > 0 && static_cast<int64_t>(tokens.size()) > o.max_tokens) {
@@ -198,6 +201,13 @@ void AddFit(CLI::App& app, Action& action) {
       ->capture_default_str()
       ->check(CLI::Range(0, 32).description(""))
       ->type_name("N");
+  verb->add_option(
+          "--weights", o.weights,
+          "Weights as in the model's file, or expanded to f32 (temporarily, on disk): costs "
+          "of layers drown in the rounding of quantised weights")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"file", "f32"}).description(""))
+      ->type_name("file|f32");
   verb->add_option("-t,--threads", o.threads, "Threads; 0 = all cores")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024).description(""))

@@ -44,7 +44,8 @@ class FitAndRecommend : public ::testing::Test {
 TempFolder* FitAndRecommend::folder_ = nullptr;
 
 TEST_F(FitAndRecommend, ARunStartsFromTheFileThatFitWrote) {
-  const Outcome fit = Fit({"-f", Path("text"), "-o", Path("a.basis"), "--ctx", "256"});
+  const Outcome fit =
+      Fit({"-f", Path("text"), "-o", Path("a.basis"), "--ctx", "256", "--cost-tokens", "300"});
   ASSERT_EQ(fit.code, 0) << fit.err;
   EXPECT_NE(fit.err.find("palu:basis=" + Path("a.basis")), std::string::npos);
   const Outcome run =
@@ -57,11 +58,12 @@ TEST_F(FitAndRecommend, ARunStartsFromTheFileThatFitWrote) {
 }
 
 TEST_F(FitAndRecommend, FitRefusesWhatCannotBe) {
-  const Outcome text = Fit({"-f", Path("short"), "-o", Path("b.basis")});
+  const Outcome text = Fit({"-f", Path("short"), "-o", Path("b.basis"), "--cost-tokens", "0"});
   EXPECT_EQ(text.code, 1);
   EXPECT_NE(text.err.find("a fit needs at least 11"), std::string::npos) << text.err;
   EXPECT_FALSE(std::filesystem::exists(Path("b.basis")));
-  const Outcome out = Fit({"-f", Path("text"), "-o", Path("no/such/folder.basis")});
+  const Outcome out =
+      Fit({"-f", Path("text"), "-o", Path("no/such/folder.basis"), "--cost-tokens", "0"});
   EXPECT_EQ(out.code, 1);
   EXPECT_NE(out.err.find("no/such/folder.basis"), std::string::npos) << out.err;
   folder_->Put("foreign.basis", "GGUF");
