@@ -116,6 +116,22 @@ TEST(ConfigParse, ToStringReadsBackToAnEqualConfig) {
                                  "fp16:max_bytes=9007199254740993",
                                  "palu:hi_bit=8,lo_bit=8,hi_fraction=1",
                                  "palu:key_fit=prompt",
+                                 "palu:key_mean=fixed",
+                                 "palu:reference,key_fit=averaged",
+                                 "palu:reference,key_fit=averaged,key_mean=rotated",
+                                 "palu:basis=a.basis",
+                                 "palu:basis=a.basis,key_metric=plain,budgets=equal",
+                                 "palu:small",
+                                 "palu:quality,joint_heads=2,key_extra=-0.5",
+                                 "palu:only=3v",
+                                 "palu:basis=none,bits=3",
+                                 "palu:basis=hadamard",
+                                 "kivi:bits=4,recent_tokens=64",
+                                 "svdq:rank=48",
+                                 "svdq:bits=2",
+                                 "rabitq:bits=2,fit_tokens=100",
+                                 "uniform:group_size=64",
+                                 "q8_0/q4_0:recent_tokens=64,sink_tokens=4",
                                  "palu:reference,energy_threshold=1"}) {
     const KVCacheConfig config = KVCacheConfig::Parse(text);
     const std::string written = config.ToString();

@@ -71,7 +71,8 @@ Case MakeCase(uint64_t seed) {
   c.rope = Rope(pick(dk, dk / 2), 10000, pick(RopePairing::kHalves, RopePairing::kInterleaved));
   const int groups = static_cast<int>(random.Between(1, 4));
   c.config =
-      "palu:n_head_groups=" + std::to_string(groups) + ",fit_tokens=" + std::to_string(fit) +
+      "palu:key_mean=fixed,n_head_groups=" + std::to_string(groups) +
+      ",fit_tokens=" + std::to_string(fit) +
       ",group_size=" + std::to_string(pick(8, 16, 32, 64, 128)) +
       ",sink_tokens=" + std::to_string(random.Between(0, 5)) +
       ",recent_tokens=" + std::to_string(random.Between(0, 40)) +

@@ -88,7 +88,7 @@ struct KVCacheConfig {
   int joint_heads = 1;    // KV heads whose channels are one latent, >= 1, clamped to the heads;
                           // above 1 n_head_groups does not apply
   KeyFit key_fit = KeyFit::kAveraged;
-  KeyMean key_mean = KeyMean::kFixed;  // kRotated needs key_fit=averaged or a file
+  KeyMean key_mean = KeyMean::kRotated;  // kRotated needs key_fit=averaged or a file
   int64_t fit_tokens =
       -1;  // fit on the first so many tokens; -1 = 8 * head_dim; 0 = on the first append
 

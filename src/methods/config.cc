@@ -170,7 +170,7 @@ const std::vector<Option>& Options() {
        "channels, or a random rotation",
        "fit, the path of a file, none or hadamard", SetBasis, GetBasis},
       EnumOption("key_metric", "keys are fitted for small errors of their own, or of the scores",
-                 "plain, or queries with basis=FILE", &C::key_metric,
+                 "queries with basis=FILE, or plain", &C::key_metric,
                  {{"plain", KeyMetric::kPlain}, {"queries", KeyMetric::kQueries}}),
       {"rank", "channels kept per head group; none = by energy_threshold",
        "none or a whole number from 1 to head_dim", SetRank,
@@ -196,7 +196,7 @@ const std::vector<Option>& Options() {
                  {{"prompt", KeyFit::kPrompt}, {"averaged", KeyFit::kAveraged}}),
       EnumOption("key_mean",
                  "the mean taken from keys: one for all, or one turned to each key's position",
-                 "fixed, or rotated with key_fit=averaged", &C::key_mean,
+                 "rotated with key_fit=averaged, or fixed", &C::key_mean,
                  {{"fixed", KeyMean::kFixed}, {"rotated", KeyMean::kRotated}}),
       NumberOption("fit_tokens",
                    "fit on the first so many tokens; -1 = 8 head_dim, 0 = the first append",
@@ -272,7 +272,7 @@ KVCacheConfig KVCacheConfig::Parse(std::string_view text) {
   const size_t colon = text.find(':');
   const MethodRow& row = FindMethod(text.substr(0, colon));
   KVCacheConfig config = DefaultConfig(row);
-  bool bits_given = false, mixed_given = false;
+  bool bits_given = false, mixed_given = false, mean_given = false, metric_given = false;
   if (colon != std::string_view::npos) {
     std::vector<std::string_view> parts = Split(text.substr(colon + 1), ',');
     for (size_t i = 0; i < parts.size(); ++i) {
@@ -295,9 +295,15 @@ KVCacheConfig KVCacheConfig::Parse(std::string_view text) {
       }
       option.set(option, config, parts[i].substr(equals + 1));
       bits_given |= key == "bits";
+      mean_given |= key == "key_mean";
+      metric_given |= key == "key_metric";
       mixed_given |= key == "hi_bit" || key == "lo_bit" || key == "hi_fraction";
     }
   }
+  // A mean can be turned only where keys are un-rotated; the queries in a file are there to be
+  // used.
+  if (config.key_fit == KeyFit::kPrompt && !mean_given) config.key_mean = KeyMean::kFixed;
+  if (config.basis == BasisKind::kFile && !metric_given) config.key_metric = KeyMetric::kQueries;
   // Whoever names hi_bit, lo_bit or hi_fraction means the mixed plan.
   if (mixed_given && !bits_given) config.bit_plan = BitPlan::kMixed;
   if (mixed_given && bits_given && config.bit_plan == BitPlan::kAuto) {
@@ -374,7 +380,11 @@ std::string KVCacheConfig::ToString() const {
     const std::string_view key = option.key;
     const bool mixed_only = key == "hi_bit" || key == "lo_bit" || key == "hi_fraction";
     if (!row.takes(key) || (mixed_only && bit_plan != BitPlan::kMixed)) continue;
-    if (value == option.get(defaults) && !(mixed_only || key == "bits")) continue;
+    // What Parse would set by itself is written out too.
+    const bool always = mixed_only || key == "bits" ||
+                        (key == "key_metric" && basis == BasisKind::kFile) ||
+                        (key == "key_mean" && key_fit == KeyFit::kPrompt);
+    if (value == option.get(defaults) && !always) continue;
     text += separator + std::string(key) + "=" + value;
     separator = ",";
   }

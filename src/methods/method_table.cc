@@ -20,6 +20,7 @@ void ApplyReference(KVCacheConfig& c) {
   c.energy_rule = EnergyRule::kSum;
   c.rank_policy = RankPolicy::kMin;
   c.key_fit = KeyFit::kPrompt;
+  c.key_mean = KeyMean::kFixed;
   c.fit_tokens = 0;
   c.bit_plan = BitPlan::kMixed;
   c.hi_bit = 4;
@@ -38,6 +39,7 @@ void MinMaxDefaults(KVCacheConfig& c) {
   c.bit_plan = BitPlan::kUniform;
   c.uniform_bits = 2;
   c.key_fit = KeyFit::kPrompt;
+  c.key_mean = KeyMean::kFixed;
   c.fit_tokens = 0;
   c.sink_tokens = 0;
   c.recent_tokens = 0;
@@ -77,7 +79,18 @@ constexpr char kSvdqOptions[] =
     "recent_tokens max_bytes";
 constexpr char kRabitqOptions[] = "bits key_fit fit_tokens sink_tokens recent_tokens max_bytes";
 
-constexpr Preset kPaluPresets[] = {{"reference", ApplyReference}};
+// The measured front (docs/decisions/0005-codec.md): the default is balanced.
+void ApplySmall(KVCacheConfig& c) { c.auto_bits = 3; }
+
+// Above 5 bits fp16 zeros over long groups beat 8-bit scales.
+void ApplyQuality(KVCacheConfig& c) {
+  c.auto_bits = 6.4;
+  c.scales = ScaleFormat::kMinMax;
+  c.group_size = 128;
+}
+
+constexpr Preset kPaluPresets[] = {
+    {"small", ApplySmall}, {"quality", ApplyQuality}, {"reference", ApplyReference}};
 
 constexpr MethodRow kTable[] = {
     {"fp32",
