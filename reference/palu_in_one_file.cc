@@ -333,7 +333,7 @@ void WaterFill(const std::vector<HeadRange>& groups, const Options& o, std::vect
       const int heads = groups[g].last - groups[g].first;
       for (size_t c = 0; c < (*bases)[g].bits.size(); ++c) {
         int& now = (*bases)[g].bits[c];
-        for (const int next : {1, 2, 3, 4, 6, 8}) {
+        for (const int next : {1, 2, 3, 4, 5, 6, 7, 8}) {
           const double more = heads * (cost[next] - cost[now]);  // sigma^2 is over all heads
           const double error =
               std::pow((*bases)[g].sigma[c], 2) * (distortion[now] - distortion[next]);

@@ -350,21 +350,21 @@ TEST(WaterFillTest, MeetsItsBudgetAndDescends) {
   }
 }
 
-// All assignments of {0, 1, 2, 3, 4, 6, 8} bits to a few channels.
+// All assignments of 0 to 8 bits to a few channels.
 double BestError(const std::vector<ChannelGroup>& groups, ScaleFormat scales, int group_size,
                  double budget) {
-  static constexpr uint8_t kBits[] = {0, 1, 2, 3, 4, 6, 8};
+  static constexpr uint8_t kBits[] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
   size_t n = 0;
   for (const ChannelGroup& g : groups) n += g.variance.size();
   int64_t combinations = 1;
-  for (size_t i = 0; i < n; ++i) combinations *= 7;
+  for (size_t i = 0; i < n; ++i) combinations *= 9;
   double best = INFINITY;
   for (int64_t code = 0; code < combinations; ++code) {
     int64_t rest = code;
     std::vector<std::vector<uint8_t>> bits(groups.size());
     for (size_t g = 0; g < groups.size(); ++g) {
-      for (size_t c = 0; c < groups[g].variance.size(); ++c, rest /= 7)
-        bits[g].push_back(kBits[rest % 7]);
+      for (size_t c = 0; c < groups[g].variance.size(); ++c, rest /= 9)
+        bits[g].push_back(kBits[rest % 9]);
     }
     if (PlanBits(groups, bits, ScaleBits(scales, group_size)) > budget + 1e-9) continue;
     best = std::min(best, PlanError(groups, bits, scales, group_size));
@@ -381,7 +381,7 @@ double BitsAtPrice(const std::vector<ChannelGroup>& groups, ScaleFormat scales, 
     for (const double variance : groups[g].variance) {
       uint8_t best = 0;
       double least = variance;
-      for (const uint8_t b : {1, 2, 3, 4, 6, 8}) {
+      for (const uint8_t b : {1, 2, 3, 4, 5, 6, 7, 8}) {
         const double value = variance * Distortion(scales, group_size, b) +
                              price * (b + ScaleBits(scales, group_size));
         if (value < least) best = b, least = value;
@@ -443,10 +443,11 @@ TEST(FitLayerTest, RanksAndBasesOfEachGroup) {
   // Two groups of unlike rank: the policies differ.
   const Floats low = WithSingularValues(512, 32, Decay(4, 100, 0.99), 12);
   const Floats high = WithSingularValues(512, 32, Decay(16, 100, 0.99), 13);
-  LayerMoments moments{HeadGroups(4, 4),
-                       HeadGroups(4, 2),
-                       {MomentsOf(low, 32), MomentsOf(high, 32)},
-                       {MomentsOf(high, 32), MomentsOf(low, 32)}};
+  LayerMoments moments;
+  moments.units = HeadGroups(4, 4);
+  moments.groups = HeadGroups(4, 2);
+  moments.k = {MomentsOf(low, 32), MomentsOf(high, 32)};
+  moments.v = {MomentsOf(high, 32), MomentsOf(low, 32)};
   const auto account = std::make_shared<MemoryAccount>(0);
   const std::map<std::string, std::pair<int, int>> want = {
       {"min", {4, 4}}, {"max", {16, 16}}, {"per_group", {4, 16}}};

@@ -154,7 +154,7 @@ SessionStats OwnDriver::Stats(int64_t position) const {
     stats.advertised_bits_per_element =
         std::max(stats.advertised_bits_per_element, layer.assigned_avg_bits);
     elements += static_cast<double>(layer.fp16_bytes) / 2;
-    if (layer.rank_k > 0) {
+    if (config_.HasBasis()) {
       stats.rank_k.push_back(layer.rank_k);
       stats.rank_v.push_back(layer.rank_v);
     }

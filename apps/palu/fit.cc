@@ -101,6 +101,7 @@ bool MeasureCosts(const std::shared_ptr<const llama::Model>& model, const FitOpt
   EvalOptions eval;
   eval.context = o.cost_tokens;
   eval.chunks = 1;
+  eval.batch = 256;  // quick; costs only have to be right beside each other
   eval.threads = o.threads;
   const auto row = [&](int layer, char side) {
     const std::string cache =

@@ -122,6 +122,8 @@ struct KVCacheConfig {
   void ValidateFor(int head_dim) const;
   // Whether the method packs tokens; the others store them as they are.
   bool Encodes() const;
+  // Whether keys are projected on axes that are fitted.
+  bool HasBasis() const;
   // A text form that Parse reads back to an equal config.
   std::string ToString() const;
 

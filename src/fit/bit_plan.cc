@@ -10,7 +10,7 @@
 namespace palu {
 namespace {
 
-constexpr std::array<int, 7> kBitChoices = {0, 1, 2, 3, 4, 6, 8};
+constexpr std::array<int, 9> kBitChoices = {0, 1, 2, 3, 4, 5, 6, 7, 8};
 
 // Simulated with the codecs of page_plan.h on 2^20 (min/max) and 2^23 (log8) Gaussians whose size
 // is spread evenly between two powers of two; oracle_test re-measures them. Rows: token groups of
@@ -38,7 +38,7 @@ int GroupRow(int group_size) {
 
 // What one more step of bits brings, for the Lagrangian and the final fill.
 struct Costs {
-  std::array<double, 7> distortion, bits;
+  std::array<double, kBitChoices.size()> distortion, bits;
 };
 
 Costs MakeCosts(ScaleFormat scales, int group_size) {

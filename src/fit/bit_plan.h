@@ -34,7 +34,7 @@ struct ChannelGroup {
 };
 
 // Reverse water-filling over the channels of all groups: minimises sum heads * variance *
-// Distortion(bits) with bits in {0, 1, 2, 3, 4, 6, 8} and codes + scales of at most `budget` bits
+// Distortion(bits) with bits in {0, 1, .., 8} and codes + scales of at most `budget` bits
 // per element. Returns bits per group and channel; a group whose channels would all be dropped
 // keeps its first channel at 2 bits.
 std::vector<std::vector<uint8_t>> WaterFill(const std::vector<ChannelGroup>& groups,

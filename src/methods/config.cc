@@ -370,6 +370,10 @@ void KVCacheConfig::ValidateFor(int head_dim) const {
 
 bool KVCacheConfig::Encodes() const { return FindMethod(method).encodes(); }
 
+bool KVCacheConfig::HasBasis() const {
+  return FindMethod(method).keys.transform == Transform::kLowRank;
+}
+
 std::string KVCacheConfig::ToString() const {
   const MethodRow& row = FindMethod(method);
   const KVCacheConfig defaults = DefaultConfig(row);
