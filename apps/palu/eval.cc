@@ -9,16 +9,16 @@
 #include <vector>
 
 #include "eval_cells.h"
-#include "eval_html.h"
+#include "eval_greedy.h"
 #include "eval_model.h"
+#include "eval_needle.h"
 #include "eval_options.h"
 #include "eval_protocol.h"
-#include "eval_results.h"
+#include "eval_report.h"
 #include "eval_spectra.h"
 #include "files.h"
 #include "interrupt.h"
-#include "palu/palu.h"
-#include "parallel.h"
+#include "palu/errors.h"
 #include "progress.h"
 #include "run_options.h"
 #include "sha256.h"
@@ -81,43 +81,8 @@ void TellWhatIsLeft(const std::vector<EvalRow>& rows, const std::vector<Chunk>& 
                all - found);
 }
 
-nlohmann::ordered_json Report(const EvalOptions& o, const EvalKey& key,
-                              const EvalResults& results) {
-  nlohmann::ordered_json json = {{"model", key.model},
-                                 {"model_sha256", key.model_sha256},
-                                 {"text_sha256", key.text_sha256},
-                                 {"ctx", key.ctx},
-                                 {"chunks", results.chunks},
-                                 {"batch", key.batch},
-                                 {"mode", key.mode},
-                                 {"kernel", KernelTarget()},
-                                 {"threads", ThreadCount(o.threads)},
-                                 {"version", key.version}};
-  if (key.weights != EvalOptions().weights) json["weights"] = key.weights;
-  json["results"] = ToJson(results);
-  return json;
-}
-
-EvalPage Page(const EvalOptions& o, const EvalKey& key, const EvalResults& results) {
-  EvalPage page;
-  page.model = key.model;
-  page.command = CommandLine(o);
-  page.results = results;
-  page.facts = {
-      {"model", fmt::format("{}, sha256 {}", key.model, key.model_sha256)},
-      {"text", fmt::format("{}, sha256 {}", std::filesystem::path(o.file).filename().string(),
-                           key.text_sha256)},
-      {"protocol", fmt::format("{} chunks of {} tokens, the second half of each scored in batches "
-                               "of {}",
-                               results.chunks, key.ctx, key.batch)},
-      {"weights", key.weights == "f32" ? "expanded to f32" : "as in the file"},
-      {"machine", fmt::format("kernels {}, {} threads", KernelTarget(), ThreadCount(o.threads))},
-      {"program", "palu " + key.version},
-  };
-  return page;
-}
-
 void TellWhatIsMissing(const EvalResults& results, size_t chunks) {
+  if (chunks == 0) return;  // none was asked for
   for (const EvalRow& row : results.unmeasured) {
     spdlog::warn("{}: no chunk is finished, so it has no row", row.cache);
   }
@@ -126,28 +91,51 @@ void TellWhatIsMissing(const EvalResults& results, size_t chunks) {
   }
 }
 
+// Runs all checks that were asked for. False after Ctrl-C.
+bool Measure(const std::shared_ptr<const llama::Model>& model, const EvalOptions& o,
+             const std::vector<EvalRow>& rows, const std::vector<Chunk>& chunks,
+             const std::string& text, CellStore& store) {
+  return MeasureCells(model, o, rows, chunks, store.cells, [&] { store.Save(); }) &&
+         (!o.needle || MeasureNeedle(model, o, rows, text, store)) &&
+         (o.greedy == 0 || MeasureGreedy(model, o, rows, text, store));
+}
+
 int Eval(const EvalOptions& o) {
   CheckOutputs(o);
   const std::vector<EvalRow> rows = EvalRows(o);
   const std::string text = ReadText(o.file);
   const std::shared_ptr<const llama::Model> model = LoadEvalModel(o);
   const std::vector<Chunk> chunks = CutChunks(*model, o, text);
+  CheckNeedle(*model, o, text);
+  CheckGreedy(*model, o, text);
   CellStore store(PartPath(o), KeyOf(o, text));
   TellWhatIsLeft(rows, chunks, store);
   CatchInterrupt();
-  const bool whole = MeasureCells(model, o, rows, chunks, store.cells, [&] { store.Save(); });
+  const bool whole = Measure(model, o, rows, chunks, text, store);
   const EvalResults results = SumUp(rows, store.cells, static_cast<int64_t>(chunks.size()));
   TellWhatIsMissing(results, chunks.size());
-  if (!results.rows.empty()) {
-    WriteOut(ToTable(results));
-    if (!o.json.empty()) WriteJson(o.json, Report(o, store.key(), results));
-    if (!o.html.empty()) {
-      EvalPage page = Page(o, store.key(), results);
-      page.spectra = MeasureSpectra(model, o, chunks[0]);
-      WriteFile(o.html, ToHtml(page));
-    }
+  WriteOut(ReportText(o, rows, results, store));
+  if (!whole && results.rows.empty() && store.notes.empty()) return kInterruptedExit;
+  if (!o.json.empty()) WriteJson(o.json, ReportJson(o, rows, results, store));
+  if (!o.html.empty()) {
+    EvalPage page = ReportPage(o, rows, results, store);
+    if (!chunks.empty()) page.spectra = MeasureSpectra(model, o, chunks[0]);
+    WriteFile(o.html, ToHtml(page));
   }
   return whole ? 0 : kInterruptedExit;
+}
+
+// Checks what goes together, and fills in what follows.
+void Resolve(EvalOptions& o, bool batch_given) {
+  if (o.mode == "decode") {
+    if (batch_given && o.batch != 1) {
+      throw UsageError("--mode decode is --batch 1; another --batch does not go with it");
+    }
+    o.batch = 1;
+  }
+  if (o.chunks == 0 && !o.needle && o.greedy == 0) {
+    throw UsageError("there is nothing to measure: --chunks 0 without --needle or --greedy");
+  }
 }
 
 }  // namespace
@@ -166,9 +154,9 @@ void AddEval(CLI::App& app, Action& action) {
       ->capture_default_str()
       ->check(CLI::Range(64, 1 << 24).description(""))
       ->type_name("N");
-  verb->add_option("--chunks", o.chunks, "Chunks of the text")
+  verb->add_option("--chunks", o.chunks, "Chunks of the text; 0 = only the other checks")
       ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 20).description(""))
+      ->check(CLI::Range(0, 1 << 20).description(""))
       ->type_name("N");
   const CLI::Option* batch =
       verb->add_option("--batch", o.batch,
@@ -190,6 +178,20 @@ void AddEval(CLI::App& app, Action& action) {
       ->capture_default_str()
       ->check(CLI::IsMember({"file", "f32"}))
       ->type_name("");
+  verb->add_flag("--needle", o.needle,
+                 "Also ask for pass keys hidden in the text at 0 to 100 % of several lengths");
+  verb->add_option("--needle-ctx", o.needle_contexts, "Those lengths, in tokens")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::Range(256, 1 << 24).description(""))
+      ->type_name("N,N,...");
+  verb->add_option("--greedy", o.greedy,
+                   "Also compare 128 tokens written greedily after so many prompts with the fp16 "
+                   "cache's; 20 without a number")
+      ->expected(0, 1)
+      ->default_str("20")
+      ->check(CLI::Range(1, 1 << 20).description(""))
+      ->type_name("N");
   verb->add_option("-t,--threads", o.threads, "Threads; 0 = all cores")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024).description(""))
@@ -198,12 +200,7 @@ void AddEval(CLI::App& app, Action& action) {
   verb->add_option("--html", o.html, "Write a page with table and plots to this file")
       ->type_name("FILE");
   verb->callback([options, batch, &action] {
-    if (options->mode == "decode") {
-      if (batch->count() > 0 && options->batch != 1) {
-        throw UsageError("--mode decode is --batch 1; another --batch does not go with it");
-      }
-      options->batch = 1;
-    }
+    Resolve(*options, batch->count() > 0);
     action = [options] { return Eval(*options); };
   });
 }

@@ -1,6 +1,7 @@
 #include "eval_options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -52,6 +53,8 @@ std::string CommandLine(const EvalOptions& o) {
     line += fmt::format(" --batch {}", o.batch);
   }
   if (o.weights != defaults.weights) line += " --weights " + o.weights;
+  if (o.needle) line += fmt::format(" --needle --needle-ctx {}", fmt::join(o.needle_contexts, ","));
+  if (o.greedy > 0) line += fmt::format(" --greedy {}", o.greedy);
   if (o.threads != defaults.threads) line += fmt::format(" -t {}", o.threads);
   for (const std::string& cache : o.caches) line += " --cache " + cache;
   if (!o.json.empty()) line += " --json " + NameOf(o.json);

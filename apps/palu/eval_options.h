@@ -11,12 +11,16 @@ namespace palu::app {
 struct EvalOptions {
   std::string model, file, json, html;
   std::vector<std::string> caches;  // as typed
-  int64_t context = 4096, chunks = 4;
+  int64_t context = 4096;
+  int64_t chunks = 4;  // 0 = no distances, only the other checks
   int64_t batch = 64;  // tokens per batch in the scored half: a query sees so many tokens exactly
                        // at most, beside the window
   std::string mode = "batch";    // "decode": token by token, so batch is 1
   std::string weights = "file";  // "f32": the model's weights expanded first
-  int threads = 0;               // 0 = all cores
+  bool needle = false;
+  std::vector<int64_t> needle_contexts = {2048, 4096, 8192};
+  int64_t greedy = 0;  // prompts; 0 = no such check
+  int threads = 0;     // 0 = all cores
 };
 
 // One row of the results.

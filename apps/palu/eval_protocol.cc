@@ -20,10 +20,8 @@ namespace palu::app {
 namespace {
 
 constexpr int kUbatch = 512;
-// Our attention adds in the same order however tokens are cut into batches, but for batches of very
-// few queries. So the noise floor runs in batches of 2 where the reference has large ones, and the
-// other way round.
-constexpr int64_t kFewTokens = 2, kManyTokens = 64, kSmallBatch = 8;
+// The noise floor's batches where the reference itself has small ones.
+constexpr int64_t kManyTokens = 64, kSmallBatch = 8;
 
 // One cache on its way through a chunk.
 struct Contestant {
@@ -116,12 +114,7 @@ class Lockstep {
  private:
   Contestant Open(const std::shared_ptr<const llama::Model>& model, const EvalRow& row,
                   int64_t step) {
-    llama::SessionOptions options;
-    options.cache = row.cache;
-    options.threads = o_.threads;
-    options.context = o_.context;
-    options.ubatch = kUbatch;
-    return {row, std::make_unique<llama::Session>(model, options), step, {}};
+    return {row, OpenEvalSession(model, o_, row.cache, o_.context), step, {}};
   }
 
   // For the time left: the cost of a token beside that of a prompt's.
@@ -230,8 +223,20 @@ class Lockstep {
 
 }  // namespace
 
+std::unique_ptr<llama::Session> OpenEvalSession(const std::shared_ptr<const llama::Model>& model,
+                                                const EvalOptions& o, const std::string& cache,
+                                                int64_t context) {
+  llama::SessionOptions options;
+  options.cache = cache;
+  options.threads = o.threads;
+  options.context = context;
+  options.ubatch = kUbatch;
+  return std::make_unique<llama::Session>(model, options);
+}
+
 std::vector<Chunk> CutChunks(const llama::Model& model, const EvalOptions& o,
                              std::string_view text) {
+  if (o.chunks == 0) return {};
   const std::vector<llama::Token> tokens = model.Tokenize(text, false, false);
   Chunk start;
   if (model.info().adds_bos) start = model.Tokenize("", true, false);

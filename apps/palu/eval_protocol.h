@@ -19,6 +19,15 @@
 
 namespace palu::app {
 
+// Our attention adds in the same order however tokens are cut into batches, but for batches of very
+// few tokens. So noise floors run in batches of so many where the reference has large ones.
+inline constexpr int64_t kFewTokens = 2;
+
+// A session as all checks of an evaluation use it.
+std::unique_ptr<llama::Session> OpenEvalSession(const std::shared_ptr<const llama::Model>& model,
+                                                const EvalOptions& options,
+                                                const std::string& cache, int64_t context);
+
 using Chunk = std::vector<llama::Token>;
 
 // The first options.chunks chunks of the text, as many as there are: options.context tokens each,

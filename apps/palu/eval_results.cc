@@ -85,6 +85,12 @@ std::string Number(double value, int width, int digits) {
   return fmt::format(" {:>{}.{}f}", value, width, digits);
 }
 
+// Divergences below 0.001 with their leading digits.
+std::string Nats(double value, int digits) {
+  if (value > 0 && value < 9.995e-4) return fmt::format(" {:>8.2e}", value);
+  return Number(value, 8, digits);
+}
+
 }  // namespace
 
 EvalResults SumUp(const std::vector<EvalRow>& rows, const CellMap& cells, int64_t chunks) {
@@ -118,7 +124,7 @@ std::string ToTable(const EvalResults& results) {
   size_t name = 5;
   for (const RowResult& r : results.rows) name = std::max(name, r.row.cache.size());
   std::string text = fmt::format(
-      "{:<{}} {:>6} {:>6} {:>6} {:>5} {:>7} {:>8} {:>7} {:>8} {:>7} {:>6} {:>9} {:>7} {:>9} {:>8} "
+      "{:<{}} {:>6} {:>6} {:>6} {:>5} {:>7} {:>8} {:>8} {:>8} {:>8} {:>6} {:>9} {:>7} {:>9} {:>8} "
       "{:>8}\n",
       "cache", name, "code", "stored", "at 32k", "exact", "MiB", "KL", "+-", "median", "99.9%",
       "top1 %", "ppl", "+-", "diff", "prompt/s", "decode/s");
@@ -127,8 +133,8 @@ std::string ToTable(const EvalResults& results) {
     text += Number(r.code_bits, 6, 3) + Number(r.stored_bits, 6, 3) +
             Number(r.stored_bits_at_32k, 6, 3) + Number(r.exact_tokens, 5, 0) +
             Number(r.kv_mib, 7, 2);
-    text += Number(r.kl.mean, 8, 5) + Number(r.kl.standard_error, 7, 5) +
-            Number(r.kl_median, 8, 5) + Number(r.kl_p999, 7, 4) + Number(100 * r.top1, 6, 2);
+    text += Nats(r.kl.mean, 5) + Nats(r.kl.standard_error, 5) + Nats(r.kl_median, 5) +
+            Nats(r.kl_p999, 4) + Number(100 * r.top1, 6, 2);
     text += Number(r.ppl, 9, 4) + Number(r.ppl_se, 7, 3) + Number(r.ppl_diff, 9, 4) +
             Number(r.prompt_tok_s, 8, 1) + Number(r.decode_tok_s, 8, 1) + "\n";
   }

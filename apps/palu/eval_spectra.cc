@@ -15,15 +15,11 @@ std::optional<SpectraReport> MeasureSpectra(const std::shared_ptr<const llama::M
   constexpr int kGroups = 4;
   if (Interrupted()) return std::nullopt;
   const auto tokens = std::span(chunk).first(std::min(chunk.size(), kMostTokens));
-  llama::SessionOptions options;
-  options.cache = kReferenceCache;
-  options.threads = o.threads;
-  options.context = o.context;
-  llama::Session session(model, options);
+  const auto session = OpenEvalSession(model, o, kReferenceCache, o.context);
   SpectraCollector collector(kGroups);
-  session.SetObserver(collector.Observer());
+  session->SetObserver(collector.Observer());
   Progress progress("spectra", static_cast<int64_t>(tokens.size()));
-  const bool whole = session.Decode(tokens, llama::LogitRows::kNone, [&](int64_t done) {
+  const bool whole = session->Decode(tokens, llama::LogitRows::kNone, [&](int64_t done) {
     progress.Update(done);
     return !Interrupted();
   });

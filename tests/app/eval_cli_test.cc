@@ -193,6 +193,12 @@ TEST_F(EvalCli, BadInputIsRefusedBeforeAnyWork) {
   ExpectFailure(Palu(EvalWith({"--ctx", "128", "--cache", "llama:f17"})), 2, "f17");
   ExpectFailure(Palu(EvalWith({"--ctx", "10", "--cache", "fp32"})), 2, "--ctx");
   ExpectFailure(Palu(EvalWith({})), 2, "--cache is required");
+  ExpectFailure(Palu(EvalWith({"--chunks", "0", "--cache", "palu"})), 2, "nothing to measure");
+  ExpectFailure(Palu(EvalWith({"--needle-ctx", "5", "--needle", "--cache", "palu"})), 2,
+                "--needle-ctx");
+  ExpectFailure(
+      Palu(EvalWith({"--chunks", "0", "--needle", "--needle-ctx", "90000", "--cache", "palu"})), 1,
+      "--needle-ctx 90000 needs");
   const std::string path = Path("no/such/folder/out");
   // A missing model would be the next complaint.
   for (const char* option : {"--json", "--html"}) {
@@ -244,6 +250,62 @@ TEST_F(EvalCli, ExpandsTheWeightsIntoAFileThatGoesAway) {
   call.arguments = EvalWith({"--weights", "f32", "--cache", "fp32"});
   call.environment = {{"TMPDIR", Path("missing")}};
   ExpectFailure(Palu(call), 1, "TMPDIR");
+}
+
+TEST_F(EvalCli, AsksForPassKeysAndResumes) {
+  const Words needle = {"--chunks", "0",       "--needle",      "--needle-ctx",
+                        "300,512",  "--cache", "fp16",          "--cache",
+                        "palu",     "--json",  Path("out.json")};
+  const Outcome outcome = Palu(EvalWith(needle));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.err, "");
+  const nlohmann::json json = Json();
+  EXPECT_EQ(json.at("results").size(), 0u);
+  EXPECT_EQ(json.at("needle").at("contexts"), nlohmann::json({300, 512}));
+  ASSERT_EQ(json.at("needle").at("results").size(), 2u);
+  const nlohmann::json& row = json.at("needle").at("results")[1];
+  EXPECT_EQ(row.at("cache"), "palu");
+  EXPECT_EQ(row.at("of"), 10);
+  EXPECT_EQ(row.at("right"), 0);  // random weights
+  EXPECT_EQ(row.at("contexts")[1].at("depths")[4].at("depth"), 100);
+  EXPECT_EQ(row.at("contexts")[1].at("depths")[4].at("key").get<std::string>().size(), 5u);
+  EXPECT_NE(outcome.out.find("0/10"), std::string::npos) << outcome.out;
+  // Answers are kept: a second run asks nothing.
+  const std::string part = folder_->Get("out.json.part");
+  EXPECT_EQ(Palu(EvalWith(needle)).out, outcome.out);
+  EXPECT_EQ(folder_->Get("out.json.part"), part);
+}
+
+TEST_F(EvalCli, ComparesWhatIsWrittenGreedily) {
+  const auto greedy = [&](Words more) {
+    more.insert(more.end(), {"--ctx", "800", "--chunks", "0", "--cache", "fp16", "--cache", "fp32",
+                             "--cache", "palu:bits=auto:1", "--json", Path("out.json")});
+    return Palu(EvalWith(more));
+  };
+  const Outcome outcome = greedy({"--greedy", "3"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const nlohmann::json json = Json().at("greedy");
+  EXPECT_EQ(json.at("prompts"), 3);
+  EXPECT_EQ(json.at("prompt_tokens"), 400);
+  EXPECT_EQ(json.at("tokens"), 128);
+  const nlohmann::json &exact = json.at("results")[1], &packed = json.at("results")[2];
+  EXPECT_EQ(exact.at("prompts"), 3);
+  EXPECT_GT(exact.at("agreement"), packed.at("agreement"));
+  EXPECT_LE(exact.at("agreement"), exact.at("same_position"));
+  EXPECT_LT(packed.at("undiverged"), 3);
+  EXPECT_NEAR(packed.at("mean_length").get<double>() / 128, packed.at("agreement"), 1e-12);
+  EXPECT_NE(outcome.out.find("greedy agreement"), std::string::npos) << outcome.out;
+  // Kept, too.
+  const Outcome again = greedy({"--greedy", "3"});
+  EXPECT_EQ(again.out, outcome.out);
+  EXPECT_EQ(Json().at("greedy"), json);
+}
+
+TEST_F(EvalCli, GreedyWithoutANumberTakesTwentyPrompts) {
+  const Outcome outcome = Palu(EvalWith(
+      {"--ctx", "64", "--chunks", "0", "--cache", "fp32", "--greedy", "--json", Path("out.json")}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(Json().at("greedy").at("results")[0].at("prompts"), 20);
 }
 
 TEST_F(EvalCli, WritesAPageThatNeedsNothingElse) {

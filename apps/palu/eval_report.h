@@ -1,0 +1,29 @@
+// File: eval_report.h - what an evaluation writes: tables on standard output, JSON, a page.
+#ifndef PALU_APPS_EVAL_REPORT_H_
+#define PALU_APPS_EVAL_REPORT_H_
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "eval_cells.h"
+#include "eval_html.h"
+#include "eval_options.h"
+#include "eval_results.h"
+
+namespace palu::app {
+
+// All tables, an empty line between them; "" when nothing is measured.
+std::string ReportText(const EvalOptions& options, const std::vector<EvalRow>& rows,
+                       const EvalResults& results, const CellStore& store);
+
+nlohmann::ordered_json ReportJson(const EvalOptions& options, const std::vector<EvalRow>& rows,
+                                  const EvalResults& results, const CellStore& store);
+
+// Without spectra.
+EvalPage ReportPage(const EvalOptions& options, const std::vector<EvalRow>& rows,
+                    const EvalResults& results, const CellStore& store);
+
+}  // namespace palu::app
+
+#endif  // PALU_APPS_EVAL_REPORT_H_
