@@ -22,16 +22,6 @@ TEST(Sha256, EqualsThePublishedExamples) {
             "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-TEST(Sha256, DoesNotDependOnThePieces) {
-  std::string text;
-  for (int i = 0; i < 300; ++i) text += static_cast<char>(i * 7);
-  for (const size_t piece : {1, 63, 64, 65, 300}) {
-    Sha256 sum;
-    for (size_t i = 0; i < text.size(); i += piece) sum.Add(text.substr(i, piece));
-    EXPECT_EQ(sum.Hex(), Sha256Of(text)) << piece;
-  }
-}
-
 TEST(Sha256, OfAFileIsThatOfItsBytes) {
   const TempFolder folder;
   folder.Put("file", std::string(3000000, 'x'));
