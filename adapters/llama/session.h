@@ -21,7 +21,7 @@ namespace palu::llama {
 
 struct SessionOptions {
   std::string cache =
-      "palu";        // a KVCacheConfig text, or llama:f16 | llama:q8_0 | llama:q8_0/q4_0 | ... [,fa=off]
+      "palu";  // a KVCacheConfig text, or llama:f16 | llama:q8_0 | llama:q8_0/q4_0 | ... [,fa=off]
   int threads = 0;   // 0 = all cores
   int ubatch = 512;  // tokens per batch, 1..4096
   int64_t context =

@@ -38,7 +38,9 @@ std::string MethodTable() {
 
 int Methods() {
   std::string text = MethodTable();
-  text += "llama:TYPE[/TYPE_V][,fa=off] leaves llama.cpp's own cache in place: f16, f32, q8_0, q4_0, ...\n";
+  text +=
+      "llama:TYPE[/TYPE_V][,fa=off] leaves llama.cpp's own cache in place: f16, f32, q8_0, q4_0, "
+      "...\n";
   text += "\nA cache is METHOD[:PRESET][,key=value]..., such as palu:reference,rank=32\n\n";
   text += DescribeOptions();
   if (!text.ends_with('\n')) text += "\n";

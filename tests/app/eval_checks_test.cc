@@ -67,7 +67,7 @@ TEST_P(NeedlePromptTest, PutsTheNeedleAtItsDepthAndTheQuestionAtTheEnd) {
     EXPECT_NEAR(share, depth / 100.0, 0.08);
     EXPECT_GT(share, last);
     last = share;
-    EXPECT_EQ(filler < needle, depth > 0);
+    EXPECT_EQ(filler<needle, depth> 0);
     // No word is cut: what stands before the needle is whole words.
     if (depth > 0 && depth < 100) {
       const std::string cut(before.substr(before.rfind("word")));
