@@ -87,6 +87,11 @@ struct RowSum {
 void FinishRows(const AttendCall& call, int kv_head, int64_t first, int64_t rows,
                 const RowSum* sums, const float* latent, int64_t latent_stride, float* exact);
 
+// One call on few rows, and on many. Both see the same tokens and give the same result up to
+// rounding.
+void AttendDecode(const AttendCall& call);
+void AttendPrefill(const AttendCall& call);
+
 }  // namespace palu
 
 #endif  // PALU_SRC_CACHE_ATTENTION_COMMON_H_

@@ -1,0 +1,229 @@
+// Attention of few queries: straight from packed pages, cut into runs of tokens that are merged in
+// a fixed order.
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "base/threads.h"
+#include "cache/attention_common.h"
+
+namespace palu {
+namespace {
+
+constexpr int64_t kRunTokens = 1024;    // of one task
+constexpr int64_t kSubRunTokens = 256;  // of one accumulate call
+// Below so many multiply-adds a call is not worth waking threads.
+constexpr int64_t kSerialWork = 1 << 18;
+
+// The pages of one side of one head or unit, as pointers.
+struct SidePages {
+  std::vector<const uint8_t*> pages;
+  const PagePlan* plan = nullptr;
+
+  void Collect(const Segment& segment, int place, bool is_v, int64_t first_page, int64_t n) {
+    const PageLayout& layout = segment.store->layout();
+    plan = (is_v ? layout.v : layout.k)[place];
+    const size_t offset = (is_v ? layout.v_offset : layout.k_offset)[place];
+    pages.resize(static_cast<size_t>(n));
+    for (int64_t p = 0; p < n; ++p) pages[p] = segment.store->page(first_page + p) + offset;
+  }
+};
+
+// A run of pages, for all rows of a unit if they are encoded, else for those of one head.
+struct DecodeTask {
+  int unit;
+  int head;  // -1: all of the unit
+  const Segment* segment;
+  int64_t first_page, pages;
+  int64_t first_sum = 0;  // of its rows among all partial sums
+
+  // Where its rows start among those of the unit, and how many there are.
+  int64_t FirstRow(const AttendCall& call, int64_t rows) const {
+    return head < 0 ? 0 : (head - call.units[unit].first) * rows;
+  }
+  int64_t Rows(const AttendCall& call, int64_t rows) const {
+    return head < 0 ? (call.units[unit].last - call.units[unit].first) * rows : rows;
+  }
+};
+
+// Scores, softmax and weighted latents of one run of tokens. rows: of one head. sums: [task's
+// rows]; acc: [task's rows][acc_stride], zeroed by the caller.
+void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQueries& queries,
+               RowSum* sums, float* acc, int64_t acc_stride) {
+  const KernelTable& kernels = Active();
+  const Segment& segment = *task.segment;
+  const int page_tokens = segment.store->layout().page_tokens;
+  const int64_t tokens = task.pages * page_tokens;  // with the empty end of the last page
+  const int64_t first = segment.first + task.first_page * page_tokens;
+  const int64_t count = std::min(tokens, segment.first + segment.count - first);
+  const int place = segment.encoded ? task.unit : task.head;
+  const int64_t first_row = task.FirstRow(call, queries.rows);
+  const int rows = static_cast<int>(task.Rows(call, queries.rows));
+  thread_local SidePages side;
+  thread_local std::vector<float> scores, scratch;
+
+  side.Collect(segment, place, false, task.first_page, task.pages);
+  const int rank_k = side.plan->rank;
+  scores.resize(static_cast<size_t>(rows) * tokens);
+  scratch.resize(static_cast<size_t>(kMaxFusedRows + 2) * (rank_k + 16));
+  const float* const q =
+      (segment.encoded ? queries.latent : queries.exact).data() + first_row * rank_k;
+  for (int r = 0; r < rows; r += kMaxFusedRows) {
+    kernels.score({.run = {side.plan, side.pages.data(), static_cast<int>(task.pages)},
+                   .q = q + static_cast<int64_t>(r) * rank_k,
+                   .q_stride = rank_k,
+                   .rows = std::min(kMaxFusedRows, rows - r),
+                   .out = scores.data() + r * tokens,
+                   .out_stride = tokens,
+                   .scratch = scratch.data()});
+  }
+  if (segment.encoded) {
+    AddMeanScores(call, task.unit, queries, first, tokens, scores.data(), tokens);
+  }
+  for (int r = 0; r < rows; ++r) {
+    float* const row = scores.data() + r * tokens;
+    const int64_t query = r % queries.rows / call.group;
+    FinishScores(call, query, segment.encoded ? queries.mean_dot[r] : 0.0f, first, count, row);
+    sums[r].max = kernels.max(row, count);
+    std::fill(row + count, row + tokens, 0.0f);
+    if (sums[r].max == kMinusInf) {
+      std::fill(row, row + count, 0.0f);
+      continue;
+    }
+    sums[r].sum = kernels.exp_sum(row, count, sums[r].max);
+    if (segment.encoded) sums[r].encoded_sum = sums[r].sum;
+  }
+  side.Collect(segment, place, true, task.first_page, task.pages);
+  const int64_t step = std::max<int64_t>(1, kSubRunTokens / page_tokens);
+  const int groups = side.plan->raw ? 1 : side.plan->groups();
+  scratch.resize(static_cast<size_t>(2 * step * groups) * (side.plan->rank + 16) +
+                 step * groups * kMaxFusedRows);
+  for (int r = 0; r < rows; r += kMaxFusedRows) {
+    for (int64_t p = 0; p < task.pages; p += step) {
+      kernels.accumulate({.run = {side.plan, side.pages.data() + p,
+                                  static_cast<int>(std::min(step, task.pages - p))},
+                          .p = scores.data() + r * tokens + p * page_tokens,
+                          .p_stride = tokens,
+                          .rows = std::min(kMaxFusedRows, rows - r),
+                          .acc = acc + r * acc_stride,
+                          .acc_stride = acc_stride,
+                          .scratch = scratch.data()});
+    }
+  }
+}
+
+// Runs of a unit's visible tokens, in token order.
+void AddDecodeTasks(const AttendCall& call, int unit, std::vector<DecodeTask>& tasks) {
+  int64_t begin, end, unused;
+  call.Visible(0, begin, unused);
+  call.Visible(call.n - 1, unused, end);
+  for (const Segment& segment : call.segments) {
+    const int page_tokens = segment.store->layout().page_tokens;
+    const int64_t step = kRunTokens / page_tokens;
+    const int64_t pages = (segment.count + page_tokens - 1) / page_tokens;
+    for (int64_t p = 0; p < pages; p += step) {
+      const int64_t n = std::min(step, pages - p);
+      const int64_t first = segment.first + p * page_tokens;
+      if (first >= end || first + n * page_tokens <= begin) continue;
+      if (segment.encoded) {
+        tasks.push_back({unit, -1, &segment, p, n});
+      } else {
+        for (int h = call.units[unit].first; h < call.units[unit].last; ++h) {
+          tasks.push_back({unit, h, &segment, p, n});
+        }
+      }
+    }
+  }
+}
+
+// Adds the partial sums of a head's tasks, in order, and writes its rows.
+void MergeHead(const AttendCall& call, int unit, int kv_head, int64_t rows,
+               std::span<const DecodeTask> tasks, const RowSum* partial_sums,
+               const float* partial_acc, int64_t acc_stride) {
+  const int dim = call.shape().head_dim_v;
+  const bool encoded = call.sequence.encoded_tokens() > 0;
+  const int rank = encoded ? call.sequence.codec()->v.unit(unit).rank() : 0;
+  thread_local std::vector<float> exact, latent;
+  exact.assign(static_cast<size_t>(rows) * dim, 0.0f);
+  latent.assign(static_cast<size_t>(rows) * rank, 0.0f);
+  std::vector<RowSum> sums(static_cast<size_t>(rows));
+  const int64_t in_unit = (kv_head - call.units[unit].first) * rows;
+  const auto has = [&](const DecodeTask& task) { return task.head < 0 || task.head == kv_head; };
+  // Place of row r among the partial sums of a task.
+  const auto place = [&](const DecodeTask& task, int64_t r) {
+    return task.first_sum + (task.head < 0 ? in_unit : 0) + r;
+  };
+  for (int64_t r = 0; r < rows; ++r) {
+    for (const DecodeTask& task : tasks) {
+      if (has(task)) sums[r].max = std::max(sums[r].max, partial_sums[place(task, r)].max);
+    }
+    if (sums[r].max == kMinusInf) continue;
+    for (const DecodeTask& task : tasks) {
+      if (!has(task)) continue;
+      const RowSum& part = partial_sums[place(task, r)];
+      if (part.max == kMinusInf) continue;
+      const float weight = std::exp(part.max - sums[r].max);
+      sums[r].sum += weight * part.sum;
+      sums[r].encoded_sum += weight * part.encoded_sum;
+      const float* const from = partial_acc + place(task, r) * acc_stride;
+      const bool is_latent = task.segment->encoded;
+      float* const to = is_latent ? latent.data() + r * rank : exact.data() + r * dim;
+      for (int c = 0; c < (is_latent ? rank : dim); ++c) to[c] += weight * from[c];
+    }
+  }
+  FinishRows(call, kv_head, 0, rows, sums.data(), encoded ? latent.data() : nullptr, rank,
+             exact.data());
+}
+
+}  // namespace
+
+void AttendDecode(const AttendCall& call) {
+  const int heads = call.shape().kv_heads, units = static_cast<int>(call.units.size());
+  const int64_t rows = call.n * call.group;
+  std::vector<DecodeTask> tasks;
+  std::vector<size_t> first_task;
+  for (int u = 0; u < units; ++u) {
+    first_task.push_back(tasks.size());
+    AddDecodeTasks(call, u, tasks);
+  }
+  first_task.push_back(tasks.size());
+  int64_t all_sums = 0;
+  for (DecodeTask& task : tasks) {
+    task.first_sum = all_sums;
+    all_sums += task.Rows(call, rows);
+  }
+  const LayerCodec* codec = call.sequence.codec();
+  const int64_t acc_stride = std::max(call.shape().head_dim_v, codec ? codec->v.max_rank() : 0);
+  const int64_t work = call.sequence.size() * heads * rows * acc_stride * 2;
+  const int threads = work < kSerialWork ? 1 : call.sequence.context().threads;
+
+  thread_local std::vector<PreparedQueries> queries_storage;
+  thread_local std::vector<RowSum> sums_storage;
+  thread_local std::vector<float> acc_storage;
+  // Bound to references here: inside the lambdas the names would mean the worker's own
+  // thread_local.
+  std::vector<PreparedQueries>& queries = queries_storage;
+  std::vector<RowSum>& sums = sums_storage;
+  std::vector<float>& acc = acc_storage;
+  if (queries.size() < static_cast<size_t>(units)) queries.resize(static_cast<size_t>(units));
+  sums.assign(static_cast<size_t>(all_sums), RowSum());
+  acc.assign(static_cast<size_t>(all_sums * acc_stride), 0.0f);
+
+  ParallelFor(threads, units,
+              [&](int64_t u) { queries[u].Prepare(call, static_cast<int>(u), 0, rows); });
+  ParallelFor(threads, static_cast<int64_t>(tasks.size()), [&](int64_t t) {
+    const int64_t first = tasks[t].first_sum;
+    DecodeRun(call, tasks[t], queries[tasks[t].unit], sums.data() + first,
+              acc.data() + first * acc_stride, acc_stride);
+  });
+  ParallelFor(threads, units, [&](int64_t u) {
+    const std::span<const DecodeTask> own(tasks.data() + first_task[u],
+                                          first_task[u + 1] - first_task[u]);
+    for (int h = call.units[u].first; h < call.units[u].last; ++h) {
+      MergeHead(call, static_cast<int>(u), h, rows, own, sums.data(), acc.data(), acc_stride);
+    }
+  });
+}
+
+}  // namespace palu
