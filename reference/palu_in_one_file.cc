@@ -29,6 +29,7 @@ struct Options {
   enum { kMin, kMax, kPerGroup } rank_policy = kMin;
   int head_groups = 4;
   bool average_positions = true;  // fit un-rotated keys, averaged over the context's positions
+  bool rotate_mean = true;        // then the mean of un-rotated keys turns with the position
   int64_t context = 32768;
   int64_t fit_tokens = 512;  // the fit sees the first so many; until then all is exact. 0 = all
   bool quantize_values = true;
@@ -216,6 +217,15 @@ void AddRow(Moments* m, const Vec& x) {
   }
 }
 
+// Returns the mean and leaves the moments of x - mean.
+Vec TakeMean(Moments* m) {
+  Vec mean = std::exchange(m->sum, Vec(m->sum.size()));
+  for (double& x : mean) x /= m->rows;
+  const size_t d = mean.size();
+  for (size_t i = 0; i < d * d; ++i) m->outer[i] -= m->rows * mean[i / d] * mean[i % d];
+  return mean;
+}
+
 // Mean of e^(i p w) over p = 0 .. n-1.
 std::complex<double> MeanPhase(double w, int64_t n) {
   const std::complex<double> step = std::polar(1.0, w);
@@ -305,6 +315,7 @@ int RankFor(const Vec& sigma, double threshold, bool squares) {
 struct Basis {            // of one head group
   Vec mu, v, sigma;       // [D], [D][rank], [D]; v is kept as fp16, mu as fp32
   std::vector<int> bits;  // [rank]; 16 = fp16 latents
+  Rope rope;              // that turns mu; empty = mu is the same everywhere
 };
 
 // ---- 4. Bits ----
@@ -365,6 +376,7 @@ std::vector<Basis> Fit(const std::vector<float>& x, const std::vector<HeadRange>
   const int64_t tokens = static_cast<int64_t>(x.size()) / heads / d;
   const int64_t end = o.fit_tokens > 0 ? FitTokens(o) : tokens;
   if (!o.average_positions) rope = nullptr;
+  const bool turns = rope != nullptr && o.rotate_mean;
   std::vector<Basis> bases;
   std::vector<int> ranks;
   for (const HeadRange& group : groups) {
@@ -376,10 +388,11 @@ std::vector<Basis> Fit(const std::vector<float>& x, const std::vector<HeadRange>
         AddRow(&m, rope != nullptr ? Rotate(*rope, -static_cast<double>(t), row) : row);
       }
     }
-    if (rope != nullptr) m = AverageOverPositions(m, *rope, o.context);
     Basis b;
-    for (int i = 0; i < d; ++i) b.mu.push_back(m.sum[i] / m.rows);
-    for (int i = 0; i < d * d; ++i) m.outer[i] -= m.rows * b.mu[i / d] * b.mu[i % d];
+    // A mean that turns goes before RoPE makes variance of it, one that stands still after.
+    if (turns) b.rope = *rope, b.mu = TakeMean(&m);
+    if (rope != nullptr) m = AverageOverPositions(m, *rope, o.context);
+    if (!turns) b.mu = TakeMean(&m);
     Eigen(m.outer, d, &lambda, &b.v);
     for (double l : lambda) b.sigma.push_back(std::sqrt(l));
     ranks.push_back(o.rank > 0 ? o.rank : RankFor(b.sigma, o.energy_threshold, o.energy_squares));
@@ -529,9 +542,11 @@ Side Encode(const std::vector<float>& x, int heads, int dim, const Options& o, b
       const int rank = static_cast<int>(b.bits.size());
       Vec latents(rank * page, 0.0);
       for (int t = 0; t < page; ++t) {
-        const float* row = &x[((o.sink_tokens + first + t) * heads + h) * dim];
+        const int64_t position = o.sink_tokens + first + t;
+        const float* row = &x[(position * heads + h) * dim];
+        const Vec mu = Rotate(b.rope, position, b.mu);
         for (int i = 0; i < dim; ++i) {
-          const double centred = RoundHalf(row[i]) - b.mu[i];
+          const double centred = RoundHalf(row[i]) - mu[i];
           for (int c = 0; c < rank; ++c) latents[c * page + t] += centred * b.v[i * rank + c];
         }
       }
@@ -541,7 +556,7 @@ Side Encode(const std::vector<float>& x, int heads, int dim, const Options& o, b
   return side;
 }
 
-// x = mu + V latent for tokens in pages, as stored for the others: [head][token][dim].
+// x = R_p mu + V latent for tokens in pages, as stored for the others: [head][token][dim].
 Vec Decode(const Side& side, const Options& o) {
   const int d = side.dim, page = PageTokens(o);
   Vec out(side.heads * side.tokens * d);
@@ -556,9 +571,11 @@ Vec Decode(const Side& side, const Options& o) {
       const int rank = static_cast<int>(b.bits.size());
       const Vec latents = DecodePage(side.pages[h][p], b.bits, o);
       for (int t = 0; t < page; ++t) {
-        double* row = rows + (o.sink_tokens + p * page + t) * d;
+        const int64_t position = o.sink_tokens + p * page + t;
+        double* row = rows + position * d;
+        const Vec mu = Rotate(b.rope, position, b.mu);
         for (int i = 0; i < d; ++i) {
-          row[i] = b.mu[i];
+          row[i] = mu[i];
           for (int c = 0; c < rank; ++c) row[i] += latents[c * page + t] * b.v[i * rank + c];
         }
       }
