@@ -44,6 +44,10 @@ class SideFit {
       ranks_.push_back(OwnRank(axes_[g], rows));
     }
     ranks_ = AgreeOnRanks(std::move(ranks_), config.rank_policy);
+    // Units of joined heads may differ in width.
+    for (size_t g = 0; g < ranks_.size(); ++g) {
+      ranks_[g] = std::min(ranks_[g], static_cast<int>(axes_[g].variance.size()));
+    }
   }
 
   SideCodec Make(int page_tokens) const {
