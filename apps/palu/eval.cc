@@ -106,6 +106,7 @@ int Eval(const EvalOptions& o) {
   const std::string text = ReadText(o.file);
   const std::shared_ptr<const llama::Model> model = LoadEvalModel(o);
   const std::vector<Chunk> chunks = CutChunks(*model, o, text);
+  if (o.chunks > 0) WarnBeyondTraining(*model, o.context);
   CheckNeedle(*model, o, text);
   CheckGreedy(*model, o, text);
   CellStore store(PartPath(o), KeyOf(o, text));

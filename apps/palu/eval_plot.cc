@@ -263,7 +263,8 @@ std::string RateQualityPlot(const PlotText& text, const std::vector<PlotPoint>& 
   if (text.floor >= kLeastValue) {
     const double y = value.At(text.floor);
     svg += SvgLine(kArea.x0, y, kArea.x1, y, "class=\"floor\"");
-    svg += SvgText(kArea.x0 + 6, y + 15, "noise floor (fp16 against itself)", "class=\"note\"");
+    svg += SvgText(kArea.x0 + 6, y + 22 > kArea.y1 ? y - 6 : y + 15,
+                   "noise floor (fp16 against itself)", "class=\"note\"");
   }
   const std::vector<Placed> placed = PlaceLabels(points, bits, value);
   for (size_t i = 0; i < points.size(); ++i) svg += DrawPoint(points[i], placed[i], value);

@@ -37,26 +37,28 @@ LogitView ViewLogits(const llama::Session& session, int64_t rows) {
   return view;
 }
 
-// Says in an error of a session which cache it was, and where.
+// Says in the errors of a session which cache it was, and where.
 template <class Body>
-auto Named(const EvalRow& row, int64_t chunk, const Body& body) {
-  const auto text = [&](const Error& e) {
-    return fmt::format("cache {}, chunk {}: {}", row.cache, chunk + 1, e.what());
-  };
+auto Named(const std::string& where, const Body& body) {
   try {
     return body();
+  } catch (const ConfigError& e) {
+    throw ConfigError(where + e.what());
   } catch (const InputError& e) {
-    throw InputError(text(e));
+    throw InputError(where + e.what());
   } catch (const MemoryError& e) {
-    throw MemoryError(text(e));
+    throw MemoryError(where + e.what());
   }
 }
 
-[[noreturn]] void ThrowNotFinite(const std::string& cache, int64_t chunk, int64_t token) {
-  throw InputError(fmt::format(
-      "cache {}, chunk {}: the logits of token {} are NaN or infinite; the cache or the "
-      "model is broken",
-      cache, chunk + 1, token));
+std::string Where(const EvalRow& row, int64_t chunk) {
+  return fmt::format("cache {}, chunk {}: ", row.cache, chunk + 1);
+}
+
+[[noreturn]] void ThrowNotFinite(const EvalRow& row, int64_t chunk, int64_t token) {
+  throw InputError(
+      fmt::format("{}the logits of token {} are NaN or infinite; the cache or the model is broken",
+                  Where(row, chunk), token));
 }
 
 // What is to be measured.
@@ -140,7 +142,7 @@ class Lockstep {
       c.cell = {};
       const int64_t before = done_;
       const Timer timer;
-      Named(c.row, chunk_, [&] {
+      Named(Where(c.row, chunk_), [&] {
         c.session->Decode(half, llama::LogitRows::kNone, [&](int64_t n) {
           Advance(before + n - done_);
           return !Interrupted();
@@ -176,7 +178,7 @@ class Lockstep {
 
   void Decode(Contestant& c, const Chunk& chunk, int64_t at, int64_t n) {
     const Timer timer;
-    Named(c.row, chunk_,
+    Named(Where(c.row, chunk_),
           [&] { c.session->Decode(std::span(chunk).subspan(at, n), llama::LogitRows::kAll); });
     c.cell.scored_seconds += timer.Seconds();
     c.cell.scored_tokens += n;
@@ -188,7 +190,7 @@ class Lockstep {
                     const LogitView& logits) {
     reference_block_.Add(logits, threads_);
     for (int64_t i = first; i < first + static_cast<int64_t>(logits.size()); ++i) {
-      if (!reference_block_.finite(i)) ThrowNotFinite(kReferenceCache, chunk_, at + i);
+      if (!reference_block_.finite(i)) ThrowNotFinite(c.row, chunk_, at + i);
       c.cell.nll.push_back(reference_block_.Nll(i, chunk[at + i + 1]));
     }
   }
@@ -198,7 +200,7 @@ class Lockstep {
     const auto next = std::span(chunk).subspan(at + first + 1, logits.size());
     const std::vector<PositionScore> scores = reference_block_.Score(first, logits, next, threads_);
     for (size_t i = 0; i < scores.size(); ++i) {
-      if (!scores[i].finite) ThrowNotFinite(c.row.cache, chunk_, at + first + i);
+      if (!scores[i].finite) ThrowNotFinite(c.row, chunk_, at + first + i);
       c.cell.kl.push_back(scores[i].kl);
       c.cell.nll.push_back(scores[i].nll);
       c.cell.same_top.push_back(scores[i].same_top);
@@ -231,7 +233,8 @@ std::unique_ptr<llama::Session> OpenEvalSession(const std::shared_ptr<const llam
   options.threads = o.threads;
   options.context = context;
   options.ubatch = kUbatch;
-  return std::make_unique<llama::Session>(model, options);
+  return Named(fmt::format("cache {}: ", cache),
+               [&] { return std::make_unique<llama::Session>(model, options); });
 }
 
 std::vector<Chunk> CutChunks(const llama::Model& model, const EvalOptions& o,

@@ -1,9 +1,13 @@
 // `palu eval` from the outside, with a small random model.
+#include <gguf.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -321,6 +325,100 @@ TEST_F(EvalCli, WritesAPageThatNeedsNothingElse) {
   }
   EXPECT_EQ(html.find(Path("")), std::string::npos) << "a folder of this machine";
   EXPECT_FALSE(fs::exists(Path("out.html.part")));
+}
+
+TEST_F(EvalCli, AModelWithoutBosGetsWholeChunksOfText) {
+  WriteTextModel(Path("no_bos.gguf"), false, /*bos=*/false);
+  folder_->Put("exact", folder_->Get("text").substr(0, 512));
+  const auto run = [&](const std::string& model) {
+    return Palu({"eval", "-t", "1", "-m", Path(model), "-f", Path("exact"), "--ctx", "256",
+                 "--chunks", "2", "--cache", "palu", "--json", Path("bos.json")});
+  };
+  // One token per byte: exactly two chunks; with BOS they would have room to spare.
+  const Outcome without = run("no_bos.gguf");
+  EXPECT_EQ(without.code, 0) << without.err;
+  EXPECT_EQ(without.err, "");
+  EXPECT_EQ(Json("bos.json").at("chunks"), 2);
+  fs::remove(Path("bos.json.part"));
+  folder_->Put("exact", folder_->Get("text").substr(0, 511));
+  const Outcome shorter = run("no_bos.gguf");
+  EXPECT_NE(shorter.err.find("has 1 chunks of 256 tokens, fewer than the 2 of --chunks"),
+            std::string::npos)
+      << shorter.err;
+  fs::remove(Path("bos.json.part"));
+  EXPECT_EQ(run("model.gguf").err, "");
+}
+
+// Overwrites floats of a tensor in a GGUF file.
+void Overwrite(const std::string& path, const char* tensor, int64_t first,
+               std::vector<float> values) {
+  const std::unique_ptr<gguf_context, decltype(&gguf_free)> gguf(
+      gguf_init_from_file(path.c_str(), {.no_alloc = true, .ctx = nullptr}), gguf_free);
+  const int64_t id = gguf_find_tensor(gguf.get(), tensor);
+  ASSERT_GE(id, 0) << tensor;
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(gguf_get_data_offset(gguf.get()) +
+                                         gguf_get_tensor_offset(gguf.get(), id) +
+                                         first * sizeof(float)));
+  file.write(reinterpret_cast<const char*>(values.data()),
+             static_cast<std::streamsize>(values.size() * sizeof(float)));
+}
+
+TEST_F(EvalCli, LogitsThatAreNoNumbersNameCacheAndToken) {
+  // A model whose last feed-forward overflows for the byte 'z' alone: its embedding stands out in
+  // one dimension, which a huge weight then takes beyond float. Keys and values stay finite, and
+  // the self-test, which is without that byte, passes.
+  WriteTextModel(Path("nan.gguf"), false);
+  constexpr int64_t kEmbedding = 128, kToken = 3 + 'z';
+  std::vector<float> row(kEmbedding, 0);
+  row[0] = 1e6f;
+  Overwrite(Path("nan.gguf"), "token_embd.weight", kToken * kEmbedding, row);
+  row[0] = 4e37f;
+  Overwrite(Path("nan.gguf"), "blk.2.ffn_gate.weight", 0, row);
+  row[0] = 1e-37f;
+  Overwrite(Path("nan.gguf"), "blk.2.ffn_up.weight", 0, row);
+  // BOS comes first, so the byte at 199 is token 200 of its chunk, in the scored half.
+  folder_->Put("with_z", std::string(199, 'a') + "z" + std::string(100, 'a'));
+  ExpectFailure(Palu({"eval", "-t", "1", "-m", Path("nan.gguf"), "-f", Path("with_z"), "--ctx",
+                      "256", "--chunks", "1", "--cache", "palu"}),
+                1, "cache fp16, chunk 1: the logits of token 200 are NaN or infinite");
+}
+
+TEST_F(EvalCli, AModelWhoseLogitsAreNeverNumbersIsRefusedAtOnce) {
+  WriteTextModel(Path("nan.gguf"), false);
+  Overwrite(Path("nan.gguf"), "output.weight", 0, {std::numeric_limits<float>::quiet_NaN()});
+  ExpectFailure(Palu({"eval", "-t", "1", "-m", Path("nan.gguf"), "-f", Path("text"), "--ctx", "256",
+                      "--chunks", "1", "--cache", "palu"}),
+                1, "cannot be run: the logits");
+}
+
+TEST_F(EvalCli, KeysThatAreNoNumbersNameCacheAndChunk) {
+  WriteTextModel(Path("nan.gguf"), false);
+  // The embedding of the byte 'z', which comes in the second chunk.
+  constexpr int64_t kEmbedding = 128, kToken = 3 + 'z';
+  Overwrite(Path("nan.gguf"), "token_embd.weight", kToken * kEmbedding,
+            {std::numeric_limits<float>::quiet_NaN()});
+  folder_->Put("with_z", folder_->Get("text").substr(0, 300) + "z" + std::string(400, 'a'));
+  const Outcome outcome =
+      Palu({"eval", "-t", "1", "-m", Path("nan.gguf"), "-f", Path("with_z"), "--ctx", "256",
+            "--chunks", "2", "--cache", "palu", "--json", Path("out.json")});
+  ExpectFailure(outcome, 1, "cache fp16, chunk 2: ");
+  // The first chunk is kept.
+  EXPECT_TRUE(fs::exists(Path("out.json.part")));
+}
+
+TEST_F(EvalCli, APartFileThatCannotBeWrittenIsFoundBeforeAnyWork) {
+  fs::create_directory(Path("out.json.part"));
+  ExpectFailure(Palu({"eval", "-m", Path("missing.gguf"), "-f", Path("text"), "--cache", "fp32",
+                      "--json", Path("out.json")}),
+                1, "cannot write " + Path("out.json.part"));
+}
+
+TEST_F(EvalCli, ADeviceAsJsonFileHasNoPartFile) {
+  const Outcome outcome =
+      Palu(EvalWith({"--ctx", "128", "--chunks", "1", "--cache", "fp32", "--json", "/dev/null"}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_FALSE(fs::exists("/dev/null.part"));
 }
 
 TEST_F(EvalCli, TheSameCacheTwiceIsOneRow) {

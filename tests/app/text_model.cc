@@ -49,7 +49,7 @@ Vocabulary Bytes(int size) {
   return vocabulary;
 }
 
-void SetTokenizer(gguf_context* gguf, const Vocabulary& vocabulary, bool chat) {
+void SetTokenizer(gguf_context* gguf, const Vocabulary& vocabulary, bool chat, bool bos) {
   std::vector<const char*> tokens;
   for (const std::string& token : vocabulary.tokens) tokens.push_back(token.c_str());
   const size_t n = tokens.size();
@@ -60,7 +60,7 @@ void SetTokenizer(gguf_context* gguf, const Vocabulary& vocabulary, bool chat) {
   gguf_set_val_u32(gguf, "tokenizer.ggml.unknown_token_id", 0);
   gguf_set_val_u32(gguf, "tokenizer.ggml.bos_token_id", 1);
   gguf_set_val_u32(gguf, "tokenizer.ggml.eos_token_id", 2);
-  gguf_set_val_bool(gguf, "tokenizer.ggml.add_bos_token", true);
+  gguf_set_val_bool(gguf, "tokenizer.ggml.add_bos_token", bos);
   gguf_set_val_bool(gguf, "tokenizer.ggml.add_space_prefix", false);
   // llama.cpp knows chatml by this marker.
   if (chat) gguf_set_val_str(gguf, "tokenizer.chat_template", "<|im_start|>");
@@ -68,7 +68,7 @@ void SetTokenizer(gguf_context* gguf, const Vocabulary& vocabulary, bool chat) {
 
 }  // namespace
 
-void WriteTextModel(const std::string& path, bool chat) {
+void WriteTextModel(const std::string& path, bool chat, bool bos) {
   const llama::RandomModel model = llama::MakeRandomModel("llama");
   llama::WriteRandomModel(model, path);
   ggml_context* loaded = nullptr;
@@ -78,7 +78,7 @@ void WriteTextModel(const std::string& path, bool chat) {
   if (old == nullptr) throw std::runtime_error("cannot read " + path);
   const std::unique_ptr<gguf_context, decltype(&gguf_free)> gguf(gguf_init_empty(), gguf_free);
   gguf_set_kv(gguf.get(), old.get());
-  SetTokenizer(gguf.get(), Bytes(model.vocabulary), chat);
+  SetTokenizer(gguf.get(), Bytes(model.vocabulary), chat, bos);
   for (ggml_tensor* t = ggml_get_first_tensor(loaded); t != nullptr;
        t = ggml_get_next_tensor(loaded, t)) {
     if (gguf_find_tensor(old.get(), ggml_get_name(t)) >= 0) gguf_add_tensor(gguf.get(), t);
