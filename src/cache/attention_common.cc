@@ -39,6 +39,8 @@ void PreparedQueries::Prepare(const AttendCall& call, int unit, int64_t first, i
   if (call.sequence.encoded_tokens() == 0) return;
   const GroupCodec& codec = call.sequence.codec()->k.unit(unit);
   latent.resize(static_cast<size_t>(all) * codec.rank());
+  basis_.resize(codec.basis.size());
+  Active().f16_to_f32(codec.basis.data(), basis_.data(), static_cast<int64_t>(basis_.size()));
   for (int h = 0; h < heads.last - heads.first; ++h) PrepareLatents(codec, h, dim);
 }
 
@@ -69,26 +71,23 @@ void PreparedQueries::PrepareLatents(const GroupCodec& codec, int head, int dim)
     }
     return;
   }
-  const KernelTable& kernels = Active();
   // The basis is stored as [rank][D], so the product is taken transposed: B [rank][D] * q^T
   // [D][rows].
-  basis_.resize(codec.basis.size());
-  kernels.f16_to_f32(codec.basis.data(), basis_.data(), static_cast<int64_t>(basis_.size()));
   transposed_.resize(static_cast<size_t>(dim + rank) * rows);
   float* const q_t = transposed_.data();
   float* const latent_t = q_t + static_cast<int64_t>(dim) * rows;
   for (int64_t r = 0; r < rows; ++r) {
     for (int d = 0; d < dim; ++d) q_t[d * rows + r] = q[r * dim + d];
   }
-  kernels.gemm({.a = basis_.data() + head * dim,
-                .lda = codec.dim,
-                .b = q_t,
-                .ldb = rows,
-                .c = latent_t,
-                .ldc = rows,
-                .m = rank,
-                .n = static_cast<int>(rows),
-                .k = dim});
+  Active().gemm({.a = basis_.data() + head * dim,
+                 .lda = codec.dim,
+                 .b = q_t,
+                 .ldb = rows,
+                 .c = latent_t,
+                 .ldc = rows,
+                 .m = rank,
+                 .n = static_cast<int>(rows),
+                 .k = dim});
   for (int64_t r = 0; r < rows; ++r) {
     for (int c = 0; c < rank; ++c) out[r * rank + c] = latent_t[c * rows + r];
   }

@@ -40,19 +40,29 @@ float RotatedMean::Coefficients(const float* q, float* out) const {
   return rest;
 }
 
-void RotatedMean::Waves::Make(const RotatedMean& mean, int64_t position, int64_t blocks) {
-  const int n = mean.planes();
-  starts.resize(static_cast<size_t>(blocks) * 2 * n);
-  within.resize(static_cast<size_t>(2 * n) * kMeanBlock);
-  for (int i = 0; i < n; ++i) {
-    const float frequency = mean.rope_.inv_freq[i];
-    const Complex step = Phase(frequency, 1), block = Phase(frequency, kMeanBlock);
+void RotatedMean::Waves::MakeWithin(const std::vector<float>& inv_freq) {
+  if (inv_freq_ == inv_freq) return;
+  inv_freq_ = inv_freq;
+  const size_t n = inv_freq.size();
+  within.resize(2 * n * kMeanBlock);
+  for (size_t i = 0; i < n; ++i) {
+    const Complex step = Phase(inv_freq[i], 1);
     Complex value = 1.0;
-    for (int t = 0; t < kMeanBlock; ++t, value *= step) {
-      within[static_cast<size_t>(i) * kMeanBlock + t] = static_cast<float>(value.real());
-      within[static_cast<size_t>(n + i) * kMeanBlock + t] = static_cast<float>(value.imag());
+    for (size_t t = 0; t < kMeanBlock; ++t, value *= step) {
+      within[i * kMeanBlock + t] = static_cast<float>(value.real());
+      within[(n + i) * kMeanBlock + t] = static_cast<float>(value.imag());
     }
-    value = Phase(frequency, position);
+  }
+}
+
+void RotatedMean::Waves::Make(const RotatedMean& mean, int64_t position, int64_t blocks) {
+  const std::vector<float>& inv_freq = mean.rope_.inv_freq;
+  MakeWithin(inv_freq);
+  const size_t n = inv_freq.size();
+  starts.resize(static_cast<size_t>(blocks) * 2 * n);
+  for (size_t i = 0; i < n; ++i) {
+    const Complex block = Phase(inv_freq[i], kMeanBlock);
+    Complex value = Phase(inv_freq[i], position);
     for (int64_t b = 0; b < blocks; ++b, value *= block) {
       starts[static_cast<size_t>(b) * 2 * n + i] = static_cast<float>(value.real());
       starts[static_cast<size_t>(b) * 2 * n + n + i] = static_cast<float>(value.imag());

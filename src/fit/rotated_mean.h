@@ -40,7 +40,13 @@ class RotatedMean {
   struct Waves {
     std::vector<float> starts;  // [blocks][2 planes]: cos, then sin, at the start of a block
     std::vector<float> within;  // [2 planes][kMeanBlock]: cos rows, then sin rows
+    // `within` is kept from call to call while the frequencies stay the same.
     void Make(const RotatedMean& mean, int64_t position, int64_t blocks);
+
+   private:
+    void MakeWithin(const std::vector<float>& inv_freq);
+
+    std::vector<float> inv_freq_;  // of `within`
   };
 
  private:
