@@ -148,6 +148,34 @@ TEST_F(BasisFile, IsSharedByTheSequencesOfACacheAndCountedOnce) {
   EXPECT_EQ(cache.nbytes(), KVCacheBuilder::Memory(cache).allocated_bytes);
 }
 
+TEST_F(BasisFile, WaitsForItsSinksHoweverFewTokensComeAtOnce) {
+  const std::string config = "palu:recent_tokens=0,sink_tokens=70,basis=" + Write();
+  const Floats k = RopedKeys(dims_, rope_, 15), v = Gaussian(dims_.size(), 16);
+  KVCache once = Open(config), slowly = Open(config);
+  Feed(once, k, dims_, v, dims_, 0, 200, &rope_);
+  for (int64_t t = 0; t < 200; ++t) Feed(slowly, k, dims_, v, dims_, t, 1, &rope_);
+  EXPECT_EQ(slowly.Stats().encoded_tokens, 128);
+  const Floats got = ToFloats(slowly.Reconstruct().k);
+  EXPECT_EQ(got, ToFloats(once.Reconstruct().k));
+  const Dims held{1, kHeads, 200, kDim};
+  EXPECT_EQ(CopySlice(got, held, 0, 70), RoundedTo(CopySlice(k, dims_, 0, 70), DType::kF16));
+}
+
+TEST_F(BasisFile, HasOneRotation) {
+  shape_.batch = 1;
+  KVCache cache = Open("palu:recent_tokens=0,basis=" + Write());
+  const Floats k = RopedKeys(dims_, rope_, 17), v = Gaussian(dims_.size(), 18);
+  Feed(cache, k, dims_, v, dims_, 0, 100, &rope_);
+  cache.Clear();
+  RopeParams other = rope_;
+  other.inv_freq[0] *= 2;
+  ExpectSays(MessageOf<StateError>([&] { Feed(cache, k, dims_, v, dims_, 0, 100, &other); }),
+             {"one rotation", "basis=FILE"});
+  EXPECT_EQ(cache.size(), 0);
+  Feed(cache, k, dims_, v, dims_, 0, 100, &rope_);
+  EXPECT_EQ(cache.size(), 100);
+}
+
 TEST_F(BasisFile, NeedsToKnowTheRotation) {
   KVCache cache = Open("palu:key_fit=prompt,basis=" + Write());
   const Floats x = Gaussian(dims_.size(), 41);

@@ -22,6 +22,8 @@ enum class RopePairing {
 struct RopeParams {
   RopePairing pairing = RopePairing::kHalves;
   std::vector<float> inv_freq;  // radians per position, [n_rot / 2]; empty = no rotation
+
+  bool operator==(const RopeParams&) const = default;
 };
 
 }  // namespace palu

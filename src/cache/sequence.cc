@@ -110,8 +110,12 @@ void Sequence::CheckAppend(const ConstTensor& k, const ConstTensor& v, int64_t b
         "RopeParams for keys "
         "without rotation), or use basis=fit,key_fit=prompt");
   }
-  if (rope_ && args.rope && !codec_ && size_ > 0 &&
-      (rope_->pairing != args.rope->pairing || rope_->inv_freq != args.rope->inv_freq)) {
+  if (!codec_ && context_->calibration && args.rope && !context_->calibration->Fits(*args.rope)) {
+    throw StateError(Where(shape) +
+                     "rope differs from that of the sequences before; a cache with basis=FILE has "
+                     "one rotation");
+  }
+  if (rope_ && args.rope && !codec_ && size_ > 0 && *rope_ != *args.rope) {
     throw StateError(Where(shape) +
                      "rope differs from that of the tokens before; one sequence has one rotation");
   }
@@ -182,10 +186,9 @@ void Sequence::WriteRows(const ConstTensor& k, const ConstTensor& v, int64_t b) 
 }
 
 // Rows of tokens [t, t + count) of one encoded block, one head of a unit: latents [count][rank] to
-// x ~ basis^T latent + mean.
+// x ~ basis^T latent + mean. basis: that of the group in f32.
 void Sequence::FromLatents(const GroupCodec& group, int head, int dim, int64_t t, int64_t count,
-                           const float* latents, float* rows) const {
-  const KernelTable& kernels = Active();
+                           const float* basis, const float* latents, float* rows) const {
   if (!group.mean.empty()) {
     for (int64_t i = 0; i < count; ++i) {
       std::copy_n(&group.mean[head * dim], dim, rows + i * dim);
@@ -196,19 +199,16 @@ void Sequence::FromLatents(const GroupCodec& group, int head, int dim, int64_t t
       for (int d = 0; d < dim; ++d) rows[i * dim + d] += latents[i * group.dim + head * dim + d];
     }
   } else {
-    thread_local std::vector<float> basis;
-    basis.resize(group.basis.size());
-    kernels.f16_to_f32(group.basis.data(), basis.data(), static_cast<int64_t>(basis.size()));
-    kernels.gemm({.a = latents,
-                  .lda = group.rank(),
-                  .b = basis.data() + head * dim,
-                  .ldb = group.dim,
-                  .c = rows,
-                  .ldc = dim,
-                  .m = static_cast<int>(count),
-                  .n = dim,
-                  .k = group.rank(),
-                  .accumulate = true});
+    Active().gemm({.a = latents,
+                   .lda = group.rank(),
+                   .b = basis + head * dim,
+                   .ldb = group.dim,
+                   .c = rows,
+                   .ldc = dim,
+                   .m = static_cast<int>(count),
+                   .n = dim,
+                   .k = group.rank(),
+                   .accumulate = true});
   }
   if (!group.rotated_means.empty()) {
     group.rotated_means[head].Add(position_of(t), count, 1.0f, rows, dim);
@@ -222,6 +222,7 @@ void Sequence::Decode(int head, int64_t first, int64_t n, float* k_out, float* v
   for (const Segment& segment : Segments()) {
     const int64_t begin = std::max(first, segment.first);
     const int64_t end = std::min(first + n, segment.first + segment.count);
+    if (begin >= end) continue;
     if (k_out) DecodeSegment(segment, head, false, begin, end, k_out, first);
     if (v_out) DecodeSegment(segment, head, true, begin, end, v_out, first);
   }
@@ -235,7 +236,12 @@ void Sequence::DecodeSegment(const Segment& segment, int head, bool is_v, int64_
   const PagePlan& plan = *(is_v ? layout.v : layout.k)[unit];
   const size_t offset = (is_v ? layout.v_offset : layout.k_offset)[unit];
   const int dim = is_v ? context_->shape.head_dim_v : context_->shape.head_dim_k;
-  std::vector<float> tile(static_cast<size_t>(kBlockTokens) * plan.rank);
+  std::vector<float> tile(static_cast<size_t>(kBlockTokens) * plan.rank), basis;
+  const GroupCodec* group = segment.encoded ? &(is_v ? codec_->v : codec_->k).unit(unit) : nullptr;
+  if (group) {
+    basis.resize(group->basis.size());
+    Active().f16_to_f32(group->basis.data(), basis.data(), static_cast<int64_t>(basis.size()));
+  }
   for (int64_t t = begin; t < end;) {
     const int64_t at = t - segment.first;
     const int block = static_cast<int>(at % layout.page_tokens / kBlockTokens);
@@ -245,9 +251,9 @@ void Sequence::DecodeSegment(const Segment& segment, int head, bool is_v, int64_
                                  tile.data(), plan.rank);
     const float* const latents = tile.data() + static_cast<size_t>(column) * plan.rank;
     float* const rows = out + (t - first) * dim;
-    if (segment.encoded) {
-      const GroupCodec& group = (is_v ? codec_->v : codec_->k).unit(unit);
-      FromLatents(group, head - codec_->units[unit].first, dim, t, count, latents, rows);
+    if (group) {
+      FromLatents(*group, head - codec_->units[unit].first, dim, t, count, basis.data(), latents,
+                  rows);
     } else {
       std::copy_n(latents, count * dim, rows);
     }

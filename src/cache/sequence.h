@@ -29,8 +29,10 @@ struct LayerContext;
 class CalibratedCodec {
  public:
   explicit CalibratedCodec(LayerCalibration moments) : moments_(std::move(moments)) {}
-  // Fits at the first call, and again when keys are rotated otherwise. Errors: MemoryError.
+  // Fits at the first call, and lets the statistics go. Errors: MemoryError.
   std::shared_ptr<const LayerCodec> Codec(const LayerContext& context, const RopeParams& rope);
+  // Whether keys rotated like this are those of the codec; true before there is one.
+  bool Fits(const RopeParams& rope) const;
   int64_t nbytes() const;  // of the codec, counted once for all sequences of a cache
 
  private:
@@ -60,6 +62,12 @@ struct LayerContext {
         method(m),
         window(s.kv_heads, s.head_dim_k, s.head_dim_v, m->window_codec()) {}
   bool windowed() const { return shape.window > 0; }
+  // Tokens from which on a sequence is encoded. The sinks are full then, and two more tokens have a
+  // spread.
+  int64_t fit_due() const {
+    const int64_t wanted = calibration ? 0 : fit_tokens;
+    return std::max<int64_t>(wanted, config.sink_tokens + 2);
+  }
 };
 
 inline constexpr int kSlabTokens = 256;  // of encoded pages, allocated together
@@ -130,7 +138,7 @@ class Sequence {
     double all = 0, kept = 0;
   };
   void FromLatents(const GroupCodec& group, int head, int dim, int64_t t, int64_t count,
-                   const float* latents, float* rows) const;
+                   const float* basis, const float* latents, float* rows) const;
   void DecodeSegment(const Segment& segment, int head, bool is_v, int64_t begin, int64_t end,
                      float* out, int64_t first) const;
   void TakeMeans(const GroupCodec& group, int64_t first, int head, int dim, float* x) const;

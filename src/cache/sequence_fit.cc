@@ -28,7 +28,7 @@ void AddKeys(Moments keys, int heads, const LayerContext& context, const RopePar
 std::shared_ptr<const LayerCodec> CalibratedCodec::Codec(const LayerContext& context,
                                                          const RopeParams& rope) {
   const std::lock_guard lock(mutex_);
-  if (codec_ && rope_.pairing == rope.pairing && rope_.inv_freq == rope.inv_freq) return codec_;
+  if (codec_) return codec_;
   const LayerShape& shape = context.shape;
   const KVCacheConfig& config = context.config;
   LayerMoments layer;
@@ -50,7 +50,13 @@ std::shared_ptr<const LayerCodec> CalibratedCodec::Codec(const LayerContext& con
   codec_ = FitLayer(config, *context.method, shape.head_dim_k, shape.head_dim_v, context.bits,
                     layer, context.account);
   rope_ = rope;
+  moments_ = {};
   return codec_;
+}
+
+bool CalibratedCodec::Fits(const RopeParams& rope) const {
+  const std::lock_guard lock(mutex_);
+  return !codec_ || rope_ == rope;
 }
 
 int64_t CalibratedCodec::nbytes() const {
@@ -62,17 +68,9 @@ int64_t CalibratedCodec::nbytes() const {
 // exact and are unlike all other tokens.
 bool Sequence::ReadyToFit(int64_t& rows_end) const {
   if (codec_ || !context_->method->encodes()) return false;
-  if (context_->calibration) {
-    rows_end = 0;
-    return size_ > 0;
-  }
-  const int64_t least = config_sinks() + 2;  // one token has no spread
-  if (context_->fit_tokens == 0) {
-    rows_end = size_;
-    return size_ >= least;
-  }
-  rows_end = std::max(context_->fit_tokens, least);
-  return size_ >= rows_end;
+  const int64_t due = context_->fit_due();
+  rows_end = context_->fit_tokens == 0 ? size_ : due;
+  return size_ >= due;
 }
 
 // Moments of one side of tokens [first, last) of one unit; keys un-rotated if `unrotate`.

@@ -8,6 +8,7 @@
 #include "kernels/kernels.h"
 
 namespace palu {
+
 // Tokens in pages are to be floor(max(0, size - sinks - recent) / T) * T.
 int64_t Sequence::PagesDue() const {
   const int64_t free = size_ - config_sinks() - context_->config.recent_tokens;

@@ -62,8 +62,7 @@ int64_t EstimateLayerBytes(const LayerContext& context, int64_t tokens) {
     // On average half a page has left the window but not the cache.
     return exact(std::min<int64_t>(tokens, context.shape.window + kBlockTokens / 2));
   }
-  const int64_t fit = context.calibration ? 1 : context.fit_tokens;
-  if (!context.method->encodes() || tokens < fit) return exact(tokens);
+  if (!context.method->encodes() || tokens < context.fit_due()) return exact(tokens);
   const auto codec = TypicalCodec(context);
   const int64_t page = codec->layout.page_tokens, sinks = context.config.sink_tokens;
   const int64_t free = std::max<int64_t>(0, tokens - sinks - context.config.recent_tokens);
