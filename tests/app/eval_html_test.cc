@@ -9,10 +9,13 @@
 #include <vector>
 
 #include "eval_plot.h"
+#include "markup.h"
 #include "svg.h"
 
 namespace palu::app {
 namespace {
+
+const std::vector<std::string> kUnclosed = {"meta", "br", "!doctype"};
 
 RowResult Row(const std::string& cache, double bits, double kl, double tail) {
   RowResult r;
@@ -61,37 +64,9 @@ EvalPage SamplePage() {
   return page;
 }
 
-// Tags in order are closed in order, and every attribute is quoted.
-void ExpectWellFormed(const std::string& html) {
-  const std::vector<std::string> kVoid = {"meta", "br", "!doctype"};
-  std::vector<std::string> open;
-  for (size_t at = html.find('<'); at != std::string::npos; at = html.find('<', at + 1)) {
-    const size_t end = html.find('>', at);
-    ASSERT_NE(end, std::string::npos);
-    const std::string tag = html.substr(at + 1, end - at - 1);
-    EXPECT_EQ(tag.find('<'), std::string::npos) << tag;
-    EXPECT_EQ(std::count(tag.begin(), tag.end(), '"') % 2, 0) << tag;
-    const std::string name = tag.substr(0, tag.find_first_of(" /", 1));
-    if (tag.starts_with('/')) {
-      ASSERT_FALSE(open.empty());
-      EXPECT_EQ(open.back(), tag.substr(1));
-      open.pop_back();
-    } else if (!tag.ends_with('/') && std::count(kVoid.begin(), kVoid.end(), name) == 0) {
-      open.push_back(name);
-    }
-  }
-  EXPECT_TRUE(open.empty());
-}
-
-size_t CountOf(const std::string& text, const std::string& part) {
-  size_t count = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
-  return count;
-}
-
 TEST(EvalHtml, IsOneFileThatNeedsNothingElse) {
   const std::string html = ToHtml(SamplePage());
-  ExpectWellFormed(html);
+  ExpectWellFormed(html, kUnclosed);
   for (const char* part : {"<script", "href=", "src=", "url(", "@import", "nan", "inf<"}) {
     EXPECT_EQ(html.find(part), std::string::npos) << part;
   }
@@ -134,7 +109,7 @@ TEST(EvalHtml, WithoutResultsHasNoPlot) {
   page.results = {};
   page.sections = {HtmlTable({{"a", "b"}, {"1", "<2>"}})};
   const std::string html = ToHtml(page);
-  ExpectWellFormed(html);
+  ExpectWellFormed(html, kUnclosed);
   EXPECT_EQ(CountOf(html, "<svg"), 0u);
   EXPECT_NE(html.find("<td>&lt;2&gt;</td>"), std::string::npos);
 }

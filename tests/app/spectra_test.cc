@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string>
 
+#include "markup.h"
 #include "spectra_svg.h"
 
 namespace palu::app {
@@ -59,33 +60,6 @@ TEST(SpectraJson, HoldsSpectraAndRanks) {
   }
   EXPECT_EQ(group.at("key_cached").at("rank").at("sum").at("95"), 5);
   EXPECT_EQ(group.at("key_cached").at("rank").at("squares").at("99"), 4);
-}
-
-// Every tag is closed and every attribute quoted, as far as a small reader can tell.
-void ExpectWellFormed(const std::string& xml) {
-  std::vector<std::string> open;
-  for (size_t at = xml.find('<'); at != std::string::npos; at = xml.find('<', at + 1)) {
-    const size_t end = xml.find('>', at);
-    ASSERT_NE(end, std::string::npos);
-    const std::string tag = xml.substr(at + 1, end - at - 1);
-    EXPECT_EQ(tag.find('<'), std::string::npos) << tag;
-    EXPECT_EQ(std::count(tag.begin(), tag.end(), '"') % 2, 0) << tag;
-    const std::string name = tag.substr(0, tag.find_first_of(" /", 1));
-    if (tag.starts_with('/')) {
-      ASSERT_FALSE(open.empty());
-      EXPECT_EQ(open.back(), tag.substr(1));
-      open.pop_back();
-    } else if (!tag.ends_with('/')) {
-      open.push_back(name);
-    }
-  }
-  EXPECT_TRUE(open.empty());
-}
-
-size_t CountOf(const std::string& text, const std::string& part) {
-  size_t count = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
-  return count;
 }
 
 TEST(SpectraSvg, DrawsACurvePerLayerInSixPanels) {
