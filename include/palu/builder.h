@@ -40,8 +40,8 @@ class KVCacheBuilder {
   static std::vector<KVCache> ForModel(const ModelShape& shape, const KVCacheConfig& config);
   // Bytes that the caches of ForModel will hold after `tokens` tokens per sequence, without making
   // them: exact up to a percent or two, but for ranks that only the data decides
-  // (energy_threshold), where full rank is taken. Cost: one fit per layer on made-up moments.
-  // Errors: as ForModel.
+  // (energy_threshold), where full rank is taken. Cost: one fit per kind of layer on made-up
+  // moments. Errors: as ForModel.
   static int64_t EstimateBytes(const ModelShape& shape, const KVCacheConfig& config,
                                int64_t tokens);
   // Memory of all caches that share the accounting of `cache`: those made by the same call, and

@@ -1,8 +1,10 @@
 // KVCache: argument checks, then one Sequence per batch element.
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "base/tensor_io.h"
 #include "base/threads.h"
@@ -347,9 +349,21 @@ int64_t KVCacheBuilder::EstimateBytes(const ModelShape& shape, const KVCacheConf
   KVCacheConfig unlimited = config;
   unlimited.max_bytes = 0;
   unlimited.energy_threshold = 1;
+  // Most layers of a model are alike.
+  using Size = std::tuple<int, int, int, int, double, double>;
+  std::map<Size, int64_t> layers;
   int64_t bytes = 0;
   for (const KVCache& cache : ForModel(shape, unlimited)) {
-    bytes += shape.batch * EstimateLayerBytes(*cache.impl_->context, tokens);
+    const LayerContext& context = *cache.impl_->context;
+    const LayerShape& s = context.shape;
+    const Size size{s.kv_heads, s.head_dim_k,   s.head_dim_v,
+                    s.window,   context.bits.k, context.bits.v};
+    // `only` gives layers of one size methods of their own.
+    const auto known = config.only.layer < 0 ? layers.find(size) : layers.end();
+    const int64_t layer =
+        known != layers.end() ? known->second : EstimateLayerBytes(context, tokens);
+    layers[size] = layer;
+    bytes += shape.batch * layer;
   }
   return bytes;
 }
