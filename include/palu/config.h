@@ -108,6 +108,8 @@ struct KVCacheConfig {
   // -- exact tokens --
   int sink_tokens = 4;     // first tokens kept exact for ever, 0..4096
   int recent_tokens = 64;  // last tokens kept exact at least, 0..65536
+  int windowed_bits = 8;  // of tokens in layers with a sliding window: 8 = codes per channel and 32
+                          // tokens, nothing fitted, no sinks; 16 = exact. Only method palu has 8.
 
   OneSide only;  // encode only this side of this layer; what `palu fit` measures costs with
 
@@ -122,6 +124,8 @@ struct KVCacheConfig {
   void ValidateFor(int head_dim) const;
   // Whether the method packs tokens; the others store them as they are.
   bool Encodes() const;
+  // Whether layers with a sliding window pack tokens too, in windowed_bits.
+  bool EncodesWindows() const;
   // Whether keys are projected on axes that are fitted.
   bool HasBasis() const;
   // A text form that Parse reads back to an equal config.

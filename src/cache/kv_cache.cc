@@ -44,6 +44,7 @@ void KVCache::Append(const ConstTensor& k, const ConstTensor& v, const AppendArg
   CheckTensor(k, (where + "K").c_str(), {batch, s.kv_heads, -1, s.head_dim_k});
   CheckTensor(v, (where + "V").c_str(), {batch, s.kv_heads, k.shape[2], s.head_dim_v});
   for (int64_t b = 0; b < batch; ++b) impl_->sequences[b].CheckAppend(k, v, b, args);
+  for (Sequence& sequence : impl_->sequences) sequence.DropOutsideWindow();
   Seal();
   // Memory may still run out halfway through a batch: take back what the earlier sequences got.
   for (int64_t b = 0; b < batch; ++b) {
@@ -288,10 +289,17 @@ std::shared_ptr<const LayerContext> MakeContext(const ModelShape& shape, const L
                                                 const std::optional<Calibration>& basis,
                                                 SideBits bits, const MemoryAccountPtr& account) {
   const MethodRow* method = &FindMethod(given.method);
-  // A bounded window is cheap to keep and is all that such a layer ever reads.
-  const bool other = given.only.layer >= 0 && given.only.layer != layer.index;
-  if ((layer.window > 0 || other) && method->encodes()) method = &FindMethod("fp16");
   KVCacheConfig config = given;
+  const bool other = given.only.layer >= 0 && given.only.layer != layer.index;
+  // Where all that a window shows is recent, nothing would ever be packed.
+  if (layer.window > given.recent_tokens && given.EncodesWindows()) {
+    method = &WindowedMethod();
+    config = DefaultConfig(*method);
+    config.recent_tokens = given.recent_tokens;
+    config.fit_tokens = given.recent_tokens + kBlockTokens;  // its first page
+  } else if ((layer.window > 0 || other) && method->encodes()) {
+    method = &FindMethod("fp16");
+  }
   if (!method->encodes()) config.sink_tokens = config.recent_tokens = 0;
   auto context = std::make_shared<LayerContext>(layer, config, method);
   context->positions = shape.context > 0 ? shape.context : 32768;
@@ -300,7 +308,7 @@ std::shared_ptr<const LayerContext> MakeContext(const ModelShape& shape, const L
   context->threads = ResolveThreads(shape.threads);
   context->account = account;
   context->bits = bits;
-  if (basis && method->encodes()) {
+  if (basis && method->encodes() && layer.window == 0) {
     context->calibration = std::make_shared<CalibratedCodec>(*basis->Find(layer.index));
   }
   return context;

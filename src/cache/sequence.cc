@@ -75,7 +75,9 @@ int64_t Sequence::encoded_tokens() const {
   return encoded_ ? encoded_->pages() * encoded_->layout().page_tokens : 0;
 }
 
-int64_t Sequence::window_first() const { return sink_tokens() + encoded_tokens() + dropped_; }
+int64_t Sequence::encoded_first() const { return sink_tokens() + dropped_; }
+
+int64_t Sequence::window_first() const { return encoded_first() + encoded_tokens(); }
 
 std::vector<Segment> Sequence::Segments() const {
   std::vector<Segment> segments;
@@ -83,7 +85,7 @@ std::vector<Segment> Sequence::Segments() const {
     if (count > 0) segments.push_back({store, encoded, first, count});
   };
   add(&sinks_, false, 0, sink_tokens());
-  if (encoded_) add(&*encoded_, true, sink_tokens(), encoded_tokens());
+  if (encoded_) add(&*encoded_, true, encoded_first(), encoded_tokens());
   add(&window_, false, window_first(), size_ - window_first());
   return segments;
 }
@@ -128,19 +130,22 @@ void Sequence::CheckAppend(const ConstTensor& k, const ConstTensor& v, int64_t b
 void Sequence::Append(const ConstTensor& k, const ConstTensor& v, int64_t b,
                       const AppendArgs& args) {
   const bool first = size_ == 0;
-  if (context_->windowed()) DropOutsideWindow(size_);
   WriteRows(k, v, b);
   if (first && args.position >= 0) first_position_ = args.position;
   if (args.rope && !codec_) rope_ = *args.rope;
 }
 
-// A query at index q sees tokens above q - window; the next queries start at `next_query`.
-void Sequence::DropOutsideWindow(int64_t next_query) {
-  const int64_t first_needed = next_query - context_->shape.window + 1;
-  const int64_t unseen = std::max<int64_t>(0, first_needed - window_first());
-  const int64_t pages = std::min(unseen / kBlockTokens, window_.pages());
-  window_.PopFront(pages);
-  dropped_ += pages * kBlockTokens;
+// A query at index q sees tokens above q - window; the next one is at size(). Encoded pages of such
+// a layer have 32 tokens too.
+void Sequence::DropOutsideWindow() {
+  if (!context_->windowed()) return;
+  const int64_t first_needed = size_ - context_->shape.window + 1;
+  const int64_t unseen = std::max<int64_t>(0, first_needed - encoded_first()) / kBlockTokens;
+  const int64_t packed = std::min(unseen, encoded_ ? encoded_->pages() : 0);
+  const int64_t exact = std::min(unseen - packed, window_.pages());
+  if (packed > 0) encoded_->PopFront(packed);
+  window_.PopFront(exact);
+  dropped_ += (packed + exact) * kBlockTokens;
 }
 
 void Sequence::WriteRows(const ConstTensor& k, const ConstTensor& v, int64_t b) {
@@ -268,12 +273,12 @@ void Sequence::CheckTrim(int64_t n) const {
   }
   // The next query sees tokens above size - n - window.
   const int64_t oldest = size_ - n - context_->shape.window + 1;
-  if (dropped_ > 0 && n < size_ && oldest < window_first()) {
+  if (dropped_ > 0 && n < size_ && oldest < encoded_first()) {
     throw StateError(
         Where(context_->shape) + "cannot trim " + std::to_string(n) +
         " tokens: the sliding window of " + std::to_string(context_->shape.window) +
         " tokens has dropped tokens that would be visible again; allowed are 0 to " +
-        std::to_string(std::max<int64_t>(0, size_ - context_->shape.window + 1 - window_first())) +
+        std::to_string(std::max<int64_t>(0, size_ - context_->shape.window + 1 - encoded_first())) +
         " or all " + std::to_string(size_));
   }
 }
@@ -282,7 +287,7 @@ void Sequence::CheckTrim(int64_t n) const {
 PageStore Sequence::Reopen(int64_t page, int64_t keep) const {
   const LayerShape& shape = context_->shape;
   const PageLayout& raw = context_->window.layout;
-  const int64_t first = config_sinks() + page * encoded_->layout().page_tokens;
+  const int64_t first = encoded_first() + page * encoded_->layout().page_tokens;
   PageStore window(&raw, 1, context_->account);
   window.Extend(PagesFor(keep, kBlockTokens));
   std::vector<float> rows(static_cast<size_t>(keep) * std::max(shape.head_dim_k, shape.head_dim_v));
@@ -307,7 +312,7 @@ std::optional<PageStore> Sequence::PrepareTrim(int64_t n) const {
   const int64_t size = size_ - n;
   if (!encoded_ || size >= window_first()) return std::nullopt;
   const int page_tokens = encoded_->layout().page_tokens;
-  const int64_t kept = std::max<int64_t>(0, size - config_sinks());
+  const int64_t kept = std::max<int64_t>(0, size - encoded_first());
   if (kept % page_tokens == 0) return PageStore(&context_->window.layout, 1, context_->account);
   return Reopen(kept / page_tokens, kept % page_tokens);
 }
@@ -316,7 +321,7 @@ void Sequence::Trim(int64_t n, std::optional<PageStore> window) {
   const int64_t size = size_ - n;
   const int64_t sinks = split_ ? std::min(size, config_sinks()) : 0;
   if (window) {
-    const int64_t kept = std::max<int64_t>(0, size - config_sinks());
+    const int64_t kept = std::max<int64_t>(0, size - encoded_first());
     window_ = std::move(*window);
     encoded_->PopBack(encoded_->pages() - kept / encoded_->layout().page_tokens);
   } else {

@@ -1,10 +1,11 @@
 // File: sequence.h - the tokens of one (layer, sequence): sinks, packed pages, exact window.
 //
-//   token order:  [ sinks, exact ][ encoded pages ][ dropped by a sliding window ][ window, exact ]
+//   token order:  [ sinks, exact ][ dropped by a sliding window ][ encoded pages ][ window, exact ]
 //
 // Until the fit there are no sinks: all tokens sit in the window, which takes what fp16 would.
-// Only one of "encoded" and "dropped" is ever non-empty. The exact parts are pages of 32 tokens in
-// the raw format, so attention reads all three parts with the same kernels.
+// Only one of "sinks" and "dropped" is ever non-empty: layers with a sliding window have no sinks.
+// The exact parts are pages of 32 tokens in the raw format, so attention reads all three parts with
+// the same kernels.
 #ifndef PALU_SRC_CACHE_SEQUENCE_H_
 #define PALU_SRC_CACHE_SEQUENCE_H_
 
@@ -47,7 +48,7 @@ struct LayerContext {
   LayerShape shape;
   KVCacheConfig config;
   const MethodRow* method =
-      nullptr;  // of this layer: a windowed layer has an exact one whatever the config says
+      nullptr;  // of this layer: a windowed layer has one of its own, that of windowed_bits
   int64_t positions = 0;   // that the context can reach
   int64_t fit_tokens = 0;  // resolved; 0 = whatever the first append brings
   int threads = 1;
@@ -70,7 +71,11 @@ struct LayerContext {
   }
 };
 
-inline constexpr int kSlabTokens = 256;  // of encoded pages, allocated together
+// Tokens of encoded pages that are packed, and in layers without a window allocated, together.
+inline constexpr int kSlabTokens = 256;
+inline int64_t PagesAtOnce(int64_t page_tokens) {
+  return std::max<int64_t>(1, kSlabTokens / page_tokens);
+}
 
 // Bytes of one sequence of this layer after `tokens` tokens.
 int64_t EstimateLayerBytes(const LayerContext& context, int64_t tokens);
@@ -95,6 +100,8 @@ class Sequence {
   // Append.
   void CheckAppend(const ConstTensor& k, const ConstTensor& v, int64_t b,
                    const AppendArgs& args) const;
+  // Frees the pages that no query to come can see; before Seal, which then need not pack them.
+  void DropOutsideWindow();
   void Append(const ConstTensor& k, const ConstTensor& v, int64_t b, const AppendArgs& args);
   // Seal and Trim in two steps, so that a batch changes as a whole or not at all. The first step
   // makes what has to be allocated and throws MemoryError without a change; the second only uses
@@ -124,9 +131,9 @@ class Sequence {
  private:
   int64_t sink_tokens() const { return split_ ? std::min(size_, config_sinks()) : 0; }
   int64_t config_sinks() const { return context_->config.sink_tokens; }
-  int64_t window_first() const;  // index of the window's first token
+  int64_t encoded_first() const;  // index of the first token behind the dropped ones
+  int64_t window_first() const;   // index of the window's first token
   void WriteRows(const ConstTensor& k, const ConstTensor& v, int64_t b);
-  void DropOutsideWindow(int64_t next_query);
   bool ReadyToFit(int64_t& rows_end) const;
   Moments UnitMoments(const HeadUnit& unit, bool is_v, bool unrotate, int64_t first,
                       int64_t last) const;
@@ -151,7 +158,7 @@ class Sequence {
   std::optional<RopeParams> rope_;           // of the tokens before the fit
   int64_t first_position_ = 0;               // of token 0
   int64_t size_ = 0;
-  int64_t dropped_ = 0;  // tokens before the window, gone for good; a multiple of 32
+  int64_t dropped_ = 0;  // tokens in front of the pages, gone for good; a multiple of 32
   bool split_ = false;   // the sinks have left the window
   PageStore sinks_, window_;
   std::optional<PageStore> encoded_;

@@ -140,8 +140,9 @@ void Sequence::Fit(int64_t rows_end) {
     codec = FitLayer(context_->config, *context_->method, shape.head_dim_k, shape.head_dim_v,
                      context_->bits, moments, context_->account);
   }
-  encoded_.emplace(&codec->layout, std::max(1, kSlabTokens / codec->layout.page_tokens),
-                   context_->account);
+  // A sliding window drops its pages one by one.
+  const int64_t per_slab = context_->windowed() ? 1 : PagesAtOnce(codec->layout.page_tokens);
+  encoded_.emplace(&codec->layout, static_cast<int>(per_slab), context_->account);
   codec_ = std::move(codec);
 }
 

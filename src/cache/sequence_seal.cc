@@ -9,10 +9,11 @@
 
 namespace palu {
 
-// Tokens in pages are to be floor(max(0, size - sinks - recent) / T) * T.
+// Tokens in pages, dropped ones too, are to be floor(max(0, size - sinks - recent) / T) * T.
 int64_t Sequence::PagesDue() const {
+  const int64_t page_tokens = codec_->layout.page_tokens;
   const int64_t free = size_ - config_sinks() - context_->config.recent_tokens;
-  return std::max<int64_t>(0, free) / codec_->layout.page_tokens - encoded_->pages();
+  return std::max<int64_t>(0, free) / page_tokens - dropped_ / page_tokens - encoded_->pages();
 }
 
 bool Sequence::PrepareSeal() {
@@ -20,16 +21,16 @@ bool Sequence::PrepareSeal() {
   const bool fits = ReadyToFit(rows_end);
   if (fits) Fit(rows_end);
   if (!codec_) return false;
-  // One new slab is enough: a full slab of codes frees a window larger than the next slab, unless a
-  // fork holds that window too.
-  const int64_t per_slab = encoded_->pages_per_slab();
-  const int64_t room = (per_slab - encoded_->pages() % per_slab) % per_slab;
+  // What is packed first and one slab more is enough: a full slab of codes frees a window larger
+  // than the next slab, unless a fork holds that window too.
+  const int64_t at_once = PagesAtOnce(codec_->layout.page_tokens);
+  const int64_t room = (at_once - encoded_->pages() % at_once) % at_once;
   try {
-    if (fits) {
+    if (fits && config_sinks() > 0) {
       sinks_.Extend(PagesFor(config_sinks(), kBlockTokens));
       for (int64_t p = 0; p < window_.pages(); ++p) window_.MutablePage(p);
     }
-    encoded_->Reserve(std::clamp<int64_t>(PagesDue(), 0, room + per_slab));
+    encoded_->Reserve(std::clamp<int64_t>(PagesDue(), 0, room + at_once));
   } catch (...) {
     AbandonSeal(fits);
     throw;
@@ -73,12 +74,12 @@ void Sequence::SplitSinks() {
   window_.PopBack(old_pages - new_pages);
 }
 
-// One slab at a time, so that the window shrinks as the pages grow.
+// 256 tokens at a time, so that the window shrinks as the pages grow.
 void Sequence::Seal() {
   if (codec_ && !split_) SplitSinks();
   while (codec_ && PagesDue() > 0) {
-    const int64_t per_slab = encoded_->pages_per_slab();
-    EncodePages(std::min(PagesDue(), per_slab - encoded_->pages() % per_slab));
+    const int64_t at_once = PagesAtOnce(codec_->layout.page_tokens);
+    EncodePages(std::min(PagesDue(), at_once - encoded_->pages() % at_once));
   }
 }
 
@@ -121,7 +122,7 @@ Sequence::Energy Sequence::EncodeSide(int64_t from, int64_t index, int unit, boo
     kernels.decode_block(
         plan, window_.page(from + i) + (is_v ? raw.v_offset : raw.k_offset)[heads.first + h], 0,
         block);
-    TakeMeans(group, config_sinks() + index * tokens + i * kBlockTokens, h, dim, block);
+    TakeMeans(group, encoded_first() + index * tokens + i * kBlockTokens, h, dim, block);
     for (int d = 0; d < dim; ++d) {
       for (int t = 0; t < kBlockTokens; ++t) {
         const float x = block[d * kBlockTokens + t];

@@ -58,18 +58,19 @@ int64_t StoreBytes(const PageLayout& layout, int64_t pages, int64_t per_slab) {
 int64_t EstimateLayerBytes(const LayerContext& context, int64_t tokens) {
   const PageLayout& raw = context.window.layout;
   const auto exact = [&](int64_t n) { return StoreBytes(raw, PagesFor(n, kBlockTokens), 1); };
-  if (context.windowed()) {
-    // On average half a page has left the window but not the cache.
-    return exact(std::min<int64_t>(tokens, context.shape.window + kBlockTokens / 2));
-  }
-  if (!context.method->encodes() || tokens < context.fit_due()) return exact(tokens);
+  const bool windowed = context.windowed();
+  // As a token at a time leaves it: the last one's window, in whole pages.
+  const int64_t dropped =
+      windowed ? std::max<int64_t>(0, tokens - context.shape.window) / kBlockTokens : 0;
+  const int64_t held = tokens - dropped * kBlockTokens;
+  if (!context.method->encodes() || tokens < context.fit_due()) return exact(held);
   const auto codec = TypicalCodec(context);
   const int64_t page = codec->layout.page_tokens, sinks = context.config.sink_tokens;
   const int64_t free = std::max<int64_t>(0, tokens - sinks - context.config.recent_tokens);
-  const int64_t pages = free / page;
-  const int64_t window = std::max<int64_t>(0, tokens - sinks - pages * page);
+  const int64_t pages = std::max<int64_t>(0, free / page - dropped);
+  const int64_t window = std::max<int64_t>(0, held - sinks - pages * page);
   return exact(std::min(tokens, sinks)) + exact(window) + codec->basis_bytes() +
-         StoreBytes(codec->layout, pages, std::max<int64_t>(1, kSlabTokens / page));
+         StoreBytes(codec->layout, pages, windowed ? 1 : PagesAtOnce(page));
 }
 
 }  // namespace palu

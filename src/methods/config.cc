@@ -227,6 +227,8 @@ const std::vector<Option>& Options() {
                    &C::sink_tokens),
       NumberOption("recent_tokens", "last tokens kept exact, at least",
                    "a whole number from 0 to 65536", &C::recent_tokens),
+      NumberOption("windowed_bits", "bits of tokens in layers with a sliding window (16 = exact)",
+                   "8 or 16", &C::windowed_bits),
       {"only", "encode only the keys or the values of one layer: a control",
        "none, or a layer and k or v, such as 12k", SetOnly, GetOnly},
       {"max_bytes", "limit of all caches of a model together, 0 = none",
@@ -336,6 +338,7 @@ void KVCacheConfig::Validate() const {
               group_size == 128);
   Require(*this, "sink_tokens", sink_tokens >= 0 && sink_tokens <= 4096);
   Require(*this, "recent_tokens", recent_tokens >= 0 && recent_tokens <= 65536);
+  Require(*this, "windowed_bits", windowed_bits == 8 || windowed_bits == 16);
   Require(*this, "max_bytes", max_bytes >= 0);
   if (bit_plan == BitPlan::kMixed && lo_bit > hi_bit) {
     throw ConfigError("options lo_bit=" + std::to_string(lo_bit) +
@@ -369,6 +372,11 @@ void KVCacheConfig::ValidateFor(int head_dim) const {
 }
 
 bool KVCacheConfig::Encodes() const { return FindMethod(method).encodes(); }
+
+// A run with `only` measures what one side of one layer costs: all others stay exact.
+bool KVCacheConfig::EncodesWindows() const {
+  return FindMethod(method).takes("windowed_bits") && windowed_bits == 8 && only.layer < 0;
+}
 
 bool KVCacheConfig::HasBasis() const {
   return FindMethod(method).keys.transform == Transform::kLowRank;

@@ -30,6 +30,7 @@ void ApplyReference(KVCacheConfig& c) {
   c.group_size = 32;
   c.sink_tokens = 0;
   c.recent_tokens = 0;
+  c.windowed_bits = 16;
 }
 
 // All siblings share the min/max quantiser over 32 tokens and wait exactly for full groups.
@@ -69,6 +70,13 @@ void RabitqDefaults(KVCacheConfig& c) {
 // As llama.cpp stores them: no window.
 void BlockDefaults(KVCacheConfig& c) {
   MinMaxDefaults(c);
+  c.uniform_bits = 8;
+}
+
+// Pages of 32 tokens, as the exact ones: what leaves the window is dropped page by page.
+void WindowedDefaults(KVCacheConfig& c) {
+  MinMaxDefaults(c);
+  c.scales = ScaleFormat::kLog8;
   c.uniform_bits = 8;
 }
 
@@ -159,6 +167,14 @@ constexpr MethodRow kTable[] = {
      {}},
 };
 
+constexpr MethodRow kWindowed = {
+    "",
+    {Transform::kIdentity, Codec::kScalar, "8-bit codes per channel and 32 tokens", 8},
+    {Transform::kIdentity, Codec::kScalar, "the same", 8},
+    WindowedDefaults,
+    "",
+    {}};
+
 }  // namespace
 
 std::span<const MethodRow> MethodTable() { return kTable; }
@@ -172,6 +188,8 @@ const MethodRow& FindMethod(std::string_view name) {
   throw ConfigError("method '" + std::string(name) + "' is unknown; the methods are " + names);
 }
 
+const MethodRow& WindowedMethod() { return kWindowed; }
+
 bool MethodRow::takes(std::string_view option) const {
   if (std::string_view(options) == "*") return true;
   for (const std::string_view key : Split(options, ' ')) {
@@ -183,6 +201,7 @@ bool MethodRow::takes(std::string_view option) const {
 KVCacheConfig DefaultConfig(const MethodRow& row) {
   KVCacheConfig config;
   config.method = row.name;
+  if (!row.takes("windowed_bits")) config.windowed_bits = 16;
   if (row.defaults) row.defaults(config);
   return config;
 }

@@ -63,6 +63,10 @@ struct MethodRow {
 std::span<const MethodRow> MethodTable();
 // Throws ConfigError listing the rows.
 const MethodRow& FindMethod(std::string_view name);
+// How layers with a sliding window pack tokens where windowed_bits=8: a row of no name, with its
+// defaults. Nothing is fitted: such a layer drops a token soon, and a basis would outweigh its
+// codes.
+const MethodRow& WindowedMethod();
 // The config of a method before any option is given.
 KVCacheConfig DefaultConfig(const MethodRow& row);
 
