@@ -1,4 +1,5 @@
-// What a KVCache keeps: chunks, positions, trim, fork, clear, sliding windows, statistics.
+// What a KVCache keeps: chunks, positions, trim, fork, clear, statistics. Sliding windows are in
+// cache_window_test.cc.
 #include "test_util.h"
 
 namespace palu {
@@ -304,80 +305,6 @@ TEST(CacheClear, MovedCachesKeepTheirContent) {
   KVCache c = MakeCache("fp16", 1, 8);
   c = std::move(b);
   EXPECT_EQ(Take(c), want);
-}
-
-// ---- sliding windows ----
-
-TEST(CacheWindow, StaysExactAndBoundedWhateverTheMethod) {
-  const int window = 50;
-  const Data d = MakeData(400, 22);
-  for (const std::string config : {"palu", kQuick, "fp16"}) {
-    SCOPED_TRACE(config);
-    KVCache cache = MakeCache(config, kHeads, kDim, {.window = window});
-    const Floats k16 = RoundedTo(d.k, DType::kF16), v16 = RoundedTo(d.v, DType::kF16);
-    Random random(23);
-    int64_t at = 0;
-    while (at < 400) {
-      const int64_t n = std::min<int64_t>(400 - at, random.Between(1, 70));
-      cache.Append(Slice(d.k, d.dims, at, n), Slice(d.v, d.dims, at, n),
-                   {.position = -1, .rope = &d.rope});
-      at += n;
-      // Queries of the chunk, all the way back to its first.
-      const Dims qd{1, 2 * kHeads, n, kDim};
-      const Floats q = Gaussian(qd.size(), 24);
-      const Floats k = CopySlice(k16, d.dims, 0, at), v = CopySlice(v16, d.dims, 0, at);
-      EXPECT_LT(RelL2(Attend(cache, q, qd),
-                      PlainAttention(q, qd, k, Of(at), v, Of(at), {.window = window})),
-                1e-5);
-      cache.Seal();
-      EXPECT_EQ(cache.size(), at);
-      EXPECT_EQ(cache.Stats().encoded_tokens, 0);
-      // What the chunk's first query saw, in whole pages of 32 tokens at both ends.
-      EXPECT_LE(cache.Stats().exact_tokens, window + n + 64);
-    }
-    const Floats kept = ToFloats(cache.Reconstruct().k);
-    EXPECT_EQ(CopySlice(kept, d.dims, 351, 49), CopySlice(k16, d.dims, 351, 49));
-    EXPECT_LT(cache.nbytes(), 400 * kHeads * 2 * kDim * 2 / 2);
-    EXPECT_EQ(cache.Stats().fp16_bytes, window * kHeads * 2 * kDim * 2);
-  }
-}
-
-TEST(CacheWindow, TrimsWithinWhatItHas) {
-  const Data d = MakeData(400, 25);
-  KVCache cache = MakeCache("palu", kHeads, kDim, {.window = 100});
-  for (int64_t at = 0; at < 300; at += 10) Feed(cache, d, at, 10);
-  const Snapshot before = Take(cache);
-  ExpectSays(MessageOf<StateError>([&] { cache.Trim(200); }), {"200", "window", "100"});
-  EXPECT_EQ(Take(cache), before);
-  KVCache one_less = cache.Fork();
-  one_less.Trim(1);
-  Feed(one_less, d, 299, 1);
-  EXPECT_TRUE(CopySlice(Take(one_less).k, Of(300), 201, 99) ==
-              CopySlice(before.k, Of(300), 201, 99));
-  cache.Trim(300);
-  EXPECT_EQ(cache.size(), 0);
-  Feed(cache, d, 0, 400);
-  EXPECT_EQ(cache.size(), 400);
-}
-
-TEST(CacheWindow, LayersOfOneModelDiffer) {
-  ModelShape shape;
-  shape.layers = {{0, 2, 64, 64, 0}, {1, 4, 32, 48, 40}, {2, 1, 128, 64, 0}};
-  shape.threads = 1;
-  std::vector<KVCache> caches = KVCacheBuilder::ForModel(shape, KVCacheConfig::Parse(kQuick));
-  ASSERT_EQ(caches.size(), 3u);
-  const RopeParams rope = Rope(32);
-  for (size_t i = 0; i < 3; ++i) {
-    const LayerShape& layer = caches[i].shape();
-    EXPECT_EQ(layer.index, static_cast<int>(i));
-    const Dims kd{1, layer.kv_heads, 250, layer.head_dim_k},
-        vd{1, layer.kv_heads, 250, layer.head_dim_v};
-    test::Feed(caches[i], Gaussian(kd.size(), 26), kd, Gaussian(vd.size(), 27), vd, 0, 250, &rope);
-    EXPECT_EQ(caches[i].Stats().encoded_tokens > 0, layer.window == 0);
-  }
-  int64_t sum = 0;
-  for (const KVCache& cache : caches) sum += cache.nbytes();
-  EXPECT_EQ(KVCacheBuilder::Memory(caches[0]).allocated_bytes, sum);
 }
 
 // ---- statistics ----

@@ -21,7 +21,24 @@ TEST(ConfigParse, MethodAloneHasTheDefaults) {
   EXPECT_EQ(c.key_fit, KeyFit::kAveraged);
   EXPECT_EQ(c.sink_tokens, 4);
   EXPECT_EQ(c.recent_tokens, 64);
+  EXPECT_EQ(c.windowed_bits, 8);
   EXPECT_FALSE(c.rank.has_value());
+}
+
+TEST(ConfigParse, OnlyPaluPacksWindows) {
+  for (const std::string text : {"palu", "palu:small", "palu:quality", "palu:basis=a.basis"}) {
+    EXPECT_TRUE(KVCacheConfig::Parse(text).EncodesWindows()) << text;
+    EXPECT_FALSE(
+        KVCacheConfig::Parse(text == "palu" ? "palu:windowed_bits=16" : text + ",windowed_bits=16")
+            .EncodesWindows());
+  }
+  EXPECT_TRUE(KVCacheConfig::Parse("palu:reference,windowed_bits=8").EncodesWindows());
+  EXPECT_FALSE(KVCacheConfig::Parse("palu:reference").EncodesWindows());
+  EXPECT_FALSE(KVCacheConfig::Parse("palu:only=3k").EncodesWindows());  // costs of full layers
+  for (const MethodInfo& method : ListMethods()) {
+    EXPECT_EQ(KVCacheConfig::Parse(method.name).EncodesWindows(), method.name == "palu");
+    EXPECT_EQ(KVCacheConfig::Parse(method.name).windowed_bits, method.name == "palu" ? 8 : 16);
+  }
 }
 
 TEST(ConfigParse, EveryOptionReachesItsField) {
@@ -30,7 +47,8 @@ TEST(ConfigParse, EveryOptionReachesItsField) {
       "3,"
       "key_fit=prompt,fit_tokens=600,quantize_values=false,bits=mixed,hi_bit=6,lo_bit=3,hi_"
       "fraction=0.5,"
-      "scales=minmax,group_size=64,sink_tokens=8,recent_tokens=128,max_bytes=1000000");
+      "scales=minmax,group_size=64,sink_tokens=8,recent_tokens=128,windowed_bits=16,max_bytes="
+      "1000000");
   EXPECT_EQ(c.rank, 32);
   EXPECT_EQ(c.energy_threshold, 0.95);
   EXPECT_EQ(c.energy_rule, EnergyRule::kSquares);
@@ -47,6 +65,7 @@ TEST(ConfigParse, EveryOptionReachesItsField) {
   EXPECT_EQ(c.group_size, 64);
   EXPECT_EQ(c.sink_tokens, 8);
   EXPECT_EQ(c.recent_tokens, 128);
+  EXPECT_EQ(c.windowed_bits, 16);
   EXPECT_EQ(c.max_bytes, 1000000);
 }
 
@@ -67,6 +86,7 @@ TEST(ConfigParse, ReferencePreset) {
   EXPECT_EQ(c.group_size, 32);
   EXPECT_EQ(c.sink_tokens, 0);
   EXPECT_EQ(c.recent_tokens, 0);
+  EXPECT_EQ(c.windowed_bits, 16);
   EXPECT_TRUE(c.quantize_values);
 }
 
@@ -124,6 +144,8 @@ TEST(ConfigParse, ToStringReadsBackToAnEqualConfig) {
                                  "palu:small",
                                  "palu:quality,joint_heads=2,key_extra=-0.5",
                                  "palu:only=3v",
+                                 "palu:windowed_bits=16",
+                                 "palu:reference,windowed_bits=8",
                                  "palu:basis=none,bits=3",
                                  "palu:basis=hadamard",
                                  "kivi:bits=4,recent_tokens=64",
@@ -161,6 +183,7 @@ TEST(ConfigParse, ToStringReadsBackForRandomOptions) {
         "group_size=" + pick({"8", "16", "32", "64", "128"}),
         "sink_tokens=" + std::to_string(random.Between(0, 4096)),
         "recent_tokens=" + std::to_string(random.Between(0, 65536)),
+        "windowed_bits=" + pick({"8", "16"}),
         "max_bytes=" + std::to_string(random.Between(0, int64_t{1} << 40))};
     for (const std::string& option : all) {
       if (random.Uniform() < 0.5) text += "," + option;
@@ -217,9 +240,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadOption{"group_size", "256", {"8", "16", "32", "64", "128"}},
         BadOption{"sink_tokens", "-1", {"0", "4096"}}, BadOption{"sink_tokens", "4097", {"4096"}},
         BadOption{"recent_tokens", "-1", {"0", "65536"}},
-        BadOption{"recent_tokens", "65537", {"65536"}}, BadOption{"max_bytes", "-1", {"0"}},
-        BadOption{"max_bytes", "2T", {"M", "G"}}, BadOption{"max_bytes", "lots", {"M", "G"}},
-        BadOption{"rank", "", {"1"}}));
+        BadOption{"recent_tokens", "65537", {"65536"}},
+        BadOption{"windowed_bits", "4", {"8 or 16"}}, BadOption{"windowed_bits", "", {"8 or 16"}},
+        BadOption{"max_bytes", "-1", {"0"}}, BadOption{"max_bytes", "2T", {"M", "G"}},
+        BadOption{"max_bytes", "lots", {"M", "G"}}, BadOption{"rank", "", {"1"}}));
 
 TEST(ConfigErrors, UnknownNamesListWhatExists) {
   ExpectSays(ParseError("pula"), {"pula", "palu", "fp16"});
@@ -249,6 +273,7 @@ TEST(ConfigErrors, OptionsOfOtherMethods) {
   ExpectSays(ParseError("uniform:bits=mixed"), {"mixed", "uniform", "1 to 8"});
   ExpectSays(ParseError("rabitq:bits=5"), {"5", "rabitq", "1 to 4"});
   ExpectSays(ParseError("fp16:bits=4"), {"bits", "fp16", "max_bytes"});
+  ExpectSays(ParseError("kivi:windowed_bits=8"), {"windowed_bits", "kivi", "recent_tokens"});
   ExpectSays(ParseError("palu:basis=none,rank=8"), {"rank", "basis=none"});
 }
 
@@ -304,7 +329,7 @@ TEST(ConfigListings, EveryOptionIsDescribed) {
   ExpectSays(text,
              {"rank", "energy_threshold", "energy_rule", "rank_policy", "n_head_groups", "key_fit",
               "fit_tokens", "quantize_values", "bits", "hi_bit", "lo_bit", "hi_fraction", "scales",
-              "group_size", "sink_tokens", "recent_tokens", "max_bytes", "basis"});
+              "group_size", "sink_tokens", "recent_tokens", "windowed_bits", "max_bytes", "basis"});
 }
 
 TEST(ConfigListings, MethodsAndPresetsParse) {

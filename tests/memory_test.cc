@@ -85,6 +85,52 @@ TEST_P(MemoryOfOne, IsWhatTheEstimateSays) {
   }
 }
 
+class MemoryOfWindow : public testing::TestWithParam<std::string> {};
+
+TEST_P(MemoryOfWindow, NbytesIsTheAllocatorsCountAtEveryStep) {
+  const Dims dims{2, 3, 700, 64};
+  const Floats k = Gaussian(dims.size(), 73), v = Gaussian(dims.size(), 74);
+  KVCache cache = MakeCache(GetParam(), 3, 64, {.window = 150, .batch = 2});
+  for (int64_t at = 0; at < 700;) {
+    const int64_t n = at % 3 == 0 ? 1 : std::min<int64_t>(57, 700 - at);
+    cache.Append(Slice(k, dims, at, n), Slice(v, dims, at, n));
+    ExpectCounted(cache);
+    cache.Seal();
+    ExpectCounted(cache);
+    at += n;
+    if (n > 40) {  // into the chunk's own pages
+      cache.Trim(40);
+      ExpectCounted(cache);
+      Feed(cache, k, dims, v, dims, at - 40, 40);
+    }
+  }
+  cache.Clear();
+  ExpectCounted(cache);
+}
+
+TEST_P(MemoryOfWindow, IsWhatTheEstimateSays) {
+  const Dims dims{1, 2, 900, 64};
+  const Floats k = Gaussian(dims.size(), 75), v = Gaussian(dims.size(), 76);
+  const KVCacheConfig config = KVCacheConfig::Parse(GetParam());
+  for (const int window : {100, 256, 333}) {
+    const ModelShape shape = OneLayer(2, 64, {.window = window});
+    std::vector<KVCache> caches = KVCacheBuilder::ForModel(shape, config);
+    for (int64_t t = 0; t < 900; ++t) {
+      Feed(caches[0], k, dims, v, dims, t, 1);
+      if (t % 37 != 0) continue;
+      const auto bytes = static_cast<double>(caches[0].nbytes());
+      const auto estimate =
+          static_cast<double>(KVCacheBuilder::EstimateBytes(shape, config, t + 1));
+      EXPECT_NEAR(estimate, bytes, 0.02 * bytes) << t + 1 << " tokens, window " << window;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, MemoryOfWindow,
+                         testing::Values("palu", "palu:quality,recent_tokens=10",
+                                         "palu:windowed_bits=16", "palu:reference", "fp32"),
+                         [](const auto& info) { return "config" + std::to_string(info.index); });
+
 TEST(MemoryOfModel, LayersAddUp) {
   const Dims dims{1, 3, 600, 64};
   const RopeParams rope = Rope(64);
@@ -158,6 +204,23 @@ TEST(MemoryByHand, Fp16IsTwoBytesPerElementInPagesOf32) {
   KVCache cache = MakeCache("fp16", 2, 64);
   Feed(cache, x, dims, x, dims, 0, 70);
   EXPECT_EQ(cache.Stats().window_bytes, 3 * (32 * 2 * 2 * 64 * 2 + 64));
+}
+
+TEST(MemoryByHand, AWindowOfEightBits) {
+  // 512 tokens seen: 32 recent ones and the rest of a page are exact, the others have 8 bits and
+  // one byte per channel and page.
+  const Dims dims{1, 1, 1024, 256};
+  const Floats x = Gaussian(dims.size(), 77);
+  KVCache cache = MakeCache("palu", 1, 256, {.window = 512});
+  for (int64_t t = 0; t < 1024; ++t) Feed(cache, x, dims, x, dims, t, 1);
+  const CacheStats s = cache.Stats();
+  EXPECT_EQ(s.encoded_tokens, 512 - 32);
+  EXPECT_EQ(s.exact_tokens, 32);
+  EXPECT_EQ(s.code_bytes, 480 * 2 * 256);
+  EXPECT_EQ(s.scale_bytes, 480 / 32 * 2 * 256);
+  EXPECT_EQ(s.slack_bytes, 480 / 32 * 64);
+  EXPECT_EQ(s.window_bytes, 32 * 2 * 256 * 2 + 64);
+  EXPECT_LT(s.stored_bits_per_element, 9.2);
 }
 
 // ---- the peak ----

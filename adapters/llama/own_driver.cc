@@ -40,7 +40,8 @@ void CheckRopes(std::span<const LayerInfo> layers, const KVCacheConfig& config) 
 // known.
 double CertainBits(const KVCacheConfig& config, const KVCache& cache) {
   if (config.method == "fp32") return 32;
-  if (config.method == "fp16" || cache.shape().window > 0) return 16;
+  if (config.method == "fp16") return 16;
+  if (cache.shape().window > 0) return config.EncodesWindows() ? config.windowed_bits : 16;
   const CacheStats stats = cache.Stats();
   return stats.encoded_tokens > 0 ? stats.code_bits : 0;
 }

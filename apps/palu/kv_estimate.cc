@@ -51,16 +51,27 @@ double EncodedBits(const KVCacheConfig& config, int dims) {
   return high * config.hi_bit + (rank - high) * config.lo_bit + scales;
 }
 
+// Of a layer with a sliding window.
+double WindowedBits(const LayerShape& layer, const KVCacheConfig& config, int64_t tokens) {
+  tokens = std::min<int64_t>(tokens, layer.window);
+  const double exact_bits = config.method == "fp32" ? 2 * kFp16Bits : kFp16Bits;
+  const int64_t packed = config.EncodesWindows()
+                             ? std::max<int64_t>(0, tokens - std::min(config.recent_tokens, 32))
+                             : 0;
+  return layer.kv_heads * (layer.head_dim_k + layer.head_dim_v) *
+         (static_cast<double>(packed * config.windowed_bits) +
+          static_cast<double>(tokens - packed) * exact_bits);
+}
+
 double LayerBits(const LayerShape& layer, const KVCacheConfig& config, int64_t tokens) {
   const int64_t dims = layer.head_dim_k + layer.head_dim_v;
-  if (layer.window > 0) tokens = std::min<int64_t>(tokens, layer.window);
+  if (layer.window > 0) return WindowedBits(layer, config, tokens);
   const bool fitted = config.basis == BasisKind::kFile;
   const int64_t fit_tokens = fitted ? 0
                              : config.fit_tokens < 0
                                  ? 8 * std::max(layer.head_dim_k, layer.head_dim_v)
                                  : config.fit_tokens;
-  const bool exact =
-      config.method == "fp16" || config.method == "fp32" || layer.window > 0 || tokens < fit_tokens;
+  const bool exact = config.method == "fp16" || config.method == "fp32" || tokens < fit_tokens;
   const int64_t encoded =
       exact ? 0 : std::max<int64_t>(0, tokens - config.sink_tokens - config.recent_tokens);
   const double bits = EncodedBits(config, layer.head_dim_k) + EncodedBits(config, layer.head_dim_v);

@@ -6,8 +6,10 @@
 //   D] cache.Seal();                                     // encode what has left the exact window
 //
 // Tokens live in an exact window (the first `sink_tokens` and at least the last `recent_tokens`)
-// and in packed pages of latents. Attend reads both as they are; neither K nor V is rebuilt. Source
-// of the method: PALU, arXiv 2407.21118, as adapted by VeloxQuant-MLX (docs/method.md).
+// and in packed pages of latents; those of a layer with a sliding window in 8-bit pages, or exact
+// (`windowed_bits`), until no query can see them. Attend reads both as they are; neither K nor V is
+// rebuilt. Source of the method: PALU, arXiv 2407.21118, as adapted by VeloxQuant-MLX
+// (docs/method.md).
 #ifndef PALU_CACHE_H_
 #define PALU_CACHE_H_
 
@@ -86,8 +88,9 @@ class KVCache {
   // Adds n tokens to every sequence. k: [B, H, n, Dk], v: [B, H, n, Dv]; f32, f16 or bf16. The
   // tokens stay exact until Seal, or until the next Append, so that the queries of a chunk see the
   // chunk exactly. Errors: InputError (shape, NaN, Inf, beyond fp16: layer, head and token are
-  // named), StateError, MemoryError (what the append before had left to Seal may be sealed then).
-  // Cost: one copy to fp16; no allocation in steady state but a page slab every 256 tokens.
+  // named), StateError, MemoryError (what the append before had left to Seal may be sealed then,
+  // and what a sliding window no longer shows be dropped). Cost: one copy to fp16; no allocation in
+  // steady state but a page slab every 256 tokens.
   void Append(const ConstTensor& k, const ConstTensor& v, const AppendArgs& args = {});
 
   // out[b, h, i] = sum_t softmax_t(scale * q.k_t) v_t, straight from pages and window. out: [B, Hq,

@@ -291,12 +291,15 @@ std::shared_ptr<const LayerContext> MakeContext(const ModelShape& shape, const L
   const MethodRow* method = &FindMethod(given.method);
   KVCacheConfig config = given;
   const bool other = given.only.layer >= 0 && given.only.layer != layer.index;
-  // Where all that a window shows is recent, nothing would ever be packed.
-  if (layer.window > given.recent_tokens && given.EncodesWindows()) {
+  // More recent tokens than a page bring nothing at 8 bits; where a window shows no other, none
+  // would ever be packed.
+  const int recent = std::min(given.recent_tokens, kBlockTokens);
+  if (layer.window > recent && given.EncodesWindows()) {
     method = &WindowedMethod();
     config = DefaultConfig(*method);
-    config.recent_tokens = given.recent_tokens;
-    config.fit_tokens = given.recent_tokens + kBlockTokens;  // its first page
+    config.scales = given.scales;
+    config.recent_tokens = recent;
+    config.fit_tokens = recent + kBlockTokens;  // the first page
   } else if ((layer.window > 0 || other) && method->encodes()) {
     method = &FindMethod("fp16");
   }

@@ -76,7 +76,6 @@ void BlockDefaults(KVCacheConfig& c) {
 // Pages of 32 tokens, as the exact ones: what leaves the window is dropped page by page.
 void WindowedDefaults(KVCacheConfig& c) {
   MinMaxDefaults(c);
-  c.scales = ScaleFormat::kLog8;
   c.uniform_bits = 8;
 }
 

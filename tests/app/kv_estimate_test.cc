@@ -68,7 +68,11 @@ TEST(EstimateKvBytes, IsNotAboveWhereTheDataDecidesTheRank) {
 TEST(EstimateKvBytes, SlidingWindowsAreBounded) {
   ModelShape shape = kShape;
   for (LayerShape& layer : shape.layers) layer.window = 128;
-  EXPECT_EQ(EstimateKvBytes(shape, "palu", 100'000), Fp16Bytes(128));
+  for (const char* cache : {"fp16", "palu:windowed_bits=16", "palu:reference"}) {
+    EXPECT_EQ(EstimateKvBytes(shape, cache, 100'000), Fp16Bytes(128)) << cache;
+  }
+  // The last 32 tokens at least are exact, the others have 8 bits and their scales.
+  EXPECT_EQ(EstimateKvBytes(shape, "palu", 100'000), Fp16Bytes(32) + Fp16Bytes(96) / 2);
 }
 
 TEST(EstimateKvBytes, RefusesWhatIsNoCache) {
