@@ -110,6 +110,31 @@ TEST_F(BasisFile, EncodesFromTheFirstPageWithoutAFit) {
             1e-5);
 }
 
+TEST_F(BasisFile, LeavesLayersWithAWindowToTheirEightBits) {
+  shape_.layers.push_back({1, kHeads, kDim, kDim, 100});
+  Calibrator calibrator(shape_, shape_.model);
+  const Floats k = RopedKeys(dims_, rope_, 14), v = Gaussian(dims_.size(), 15);
+  const Floats q = UnevenQueries(qd_, rope_, 16);
+  for (const int layer : {0, 1}) {
+    calibrator.AddKeysValues(layer, Whole(k, dims_), Whole(v, dims_), 0, &rope_);
+    calibrator.AddQueries(layer, Whole(q, qd_), 0, &rope_);
+  }
+  calibrator.Save(Path("two.basis"));
+  const auto caches = [&](const std::string& config) {
+    std::vector<KVCache> caches =
+        KVCacheBuilder::ForModel(shape_, KVCacheConfig::Parse(config + ",recent_tokens=10"));
+    for (KVCache& cache : caches) Feed(cache, k, dims_, v, dims_, 0, kTokens, &rope_);
+    return caches;
+  };
+  const auto with = caches("palu:basis=" + Path("two.basis")), without = caches("palu:bits=auto:2");
+  EXPECT_GT(with[0].Stats().rank_k, 0);
+  EXPECT_EQ(Take(with[1]), Take(without[1]));
+  EXPECT_EQ(with[1].Stats().code_bits, 8.25);
+  const auto exact = caches("palu:windowed_bits=16,basis=" + Path("two.basis"));
+  EXPECT_EQ(exact[1].Stats().encoded_tokens, 0);
+  EXPECT_EQ(Take(exact[0]), Take(with[0]));
+}
+
 TEST_F(BasisFile, QueriesAsTheMetricMakeScoresBetter) {
   const std::string options = "palu:bits=auto:2,recent_tokens=0,sink_tokens=0,basis=" + Write();
   const Floats k = RopedKeys(dims_, rope_, 21), v = Gaussian(dims_.size(), 22);

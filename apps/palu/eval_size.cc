@@ -51,7 +51,7 @@ CacheSize SizeOf(const llama::Session& session) {
   for (const KVCache& cache : session.caches()) {
     const CacheStats& layer = stats.layers[shapes.size()];
     shapes.push_back(cache.shape());
-    // Sliding windows stay exact whatever the method: they say nothing about its format.
+    // Sliding windows have a format of their own: they say nothing about the method's.
     if (cache.shape().window > 0) continue;
     const auto weight = static_cast<double>(ElementsPerToken(cache.shape()));
     code_bits += layer.code_bits * weight;

@@ -51,7 +51,7 @@ double EncodedBits(const KVCacheConfig& config, int dims) {
   return high * config.hi_bit + (rank - high) * config.lo_bit + scales;
 }
 
-// Of a layer with a sliding window.
+// Of a layer with a sliding window: a page of its recent tokens is exact.
 double WindowedBits(const LayerShape& layer, const KVCacheConfig& config, int64_t tokens) {
   tokens = std::min<int64_t>(tokens, layer.window);
   const double exact_bits = config.method == "fp32" ? 2 * kFp16Bits : kFp16Bits;
