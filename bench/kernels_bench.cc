@@ -90,7 +90,8 @@ struct Caches {
   std::vector<std::vector<uint8_t>> memory;
   std::vector<std::vector<const uint8_t*>> pages;
 
-  Caches(const Mix& mix, int heads) : plan(PagePlan::Make(mix.bits, mix.scales, mix.group_size)) {
+  Caches(const Mix& mix, int heads, CodeOrder order)
+      : plan(PagePlan::Make(mix.bits, mix.scales, mix.group_size, 0, order)) {
     const auto x = Normal(static_cast<size_t>(plan.rank) * plan.page_tokens);
     std::vector<uint8_t> page(plan.page_bytes());
     Reference().encode_page(plan, x.data(), plan.page_tokens, page.data());
@@ -113,13 +114,13 @@ void Report(benchmark::State& state, const PagePlan& plan) {
   state.SetBytesProcessed(static_cast<int64_t>(bytes) * state.iterations());
 }
 
-void Score(benchmark::State& state, const KernelTable& kernels, const Mix& mix, int rows,
-           int heads) {
-  const Caches caches(mix, heads);
+void Score(benchmark::State& state, const KernelTable& kernels, const Mix& mix, int rows, int heads,
+           bool fast) {
+  const Caches caches(mix, heads, CodeOrder::kForScores);
   const int rank = caches.plan.rank;
   const auto q = Normal(static_cast<size_t>(rows) * rank);
   Floats out(static_cast<size_t>(rows) * kTokens);
-  Floats scratch(static_cast<size_t>(rows + 2) * (rank + 16));
+  Floats scratch(ScoreScratch(caches.plan, rows));
   size_t head = 0;
   for (auto _ : state) {
     const auto& pages = caches.pages[head];
@@ -132,6 +133,7 @@ void Score(benchmark::State& state, const KernelTable& kernels, const Mix& mix, 
                      .rows = rows,
                      .out = out.data() + p * caches.plan.page_tokens,
                      .out_stride = kTokens,
+                     .fast = fast,
                      .scratch = scratch.data()});
     }
     benchmark::ClobberMemory();
@@ -140,13 +142,12 @@ void Score(benchmark::State& state, const KernelTable& kernels, const Mix& mix, 
 }
 
 void Accumulate(benchmark::State& state, const KernelTable& kernels, const Mix& mix, int rows,
-                int heads) {
-  const Caches caches(mix, heads);
+                int heads, bool fast) {
+  const Caches caches(mix, heads, CodeOrder::kForSums);
   const int rank = caches.plan.rank;
   const auto weights = Normal(static_cast<size_t>(rows) * kTokens);
   Floats acc(static_cast<size_t>(rows) * rank);
-  const size_t groups = static_cast<size_t>(kRunPages * caches.plan.groups());
-  Floats scratch(2 * groups * (rank + 16) + groups * rows);
+  Floats scratch(AccumulateScratch(caches.plan, kRunPages, rows));
   size_t head = 0;
   for (auto _ : state) {
     const auto& pages = caches.pages[head];
@@ -159,6 +160,7 @@ void Accumulate(benchmark::State& state, const KernelTable& kernels, const Mix& 
                           .rows = rows,
                           .acc = acc.data(),
                           .acc_stride = rank,
+                          .fast = fast,
                           .scratch = scratch.data()});
     }
     benchmark::ClobberMemory();
@@ -197,7 +199,7 @@ void Encode(benchmark::State& state, const KernelTable& kernels, const Mix& mix)
 }
 
 void Decode(benchmark::State& state, const KernelTable& kernels, const Mix& mix, bool tokens) {
-  const Caches caches(mix, 1);
+  const Caches caches(mix, 1, tokens ? CodeOrder::kForSums : CodeOrder::kForScores);
   const PagePlan& plan = caches.plan;
   Floats out(static_cast<size_t>(plan.rank) * kBlockTokens);
   for (auto _ : state) {
@@ -226,13 +228,16 @@ void RegisterAll() {
     for (const Mix& mix : Mixes()) {
       for (const int rows : {1, 3, 8}) {
         for (const int heads : {1, 64}) {
-          const std::string name = target + "/" + mix.name + "/rows:" + std::to_string(rows) +
-                                   "/heads:" + std::to_string(heads);
-          benchmark::RegisterBenchmark(("Score" + name).c_str(), Score, *kernels, mix, rows, heads)
-              ->Unit(benchmark::kMicrosecond);
-          benchmark::RegisterBenchmark(("Accumulate" + name).c_str(), Accumulate, *kernels, mix,
-                                       rows, heads)
-              ->Unit(benchmark::kMicrosecond);
+          for (const bool fast : {false, true}) {
+            const std::string name = target + "/" + mix.name + "/rows:" + std::to_string(rows) +
+                                     "/heads:" + std::to_string(heads) + (fast ? "/fast" : "");
+            benchmark::RegisterBenchmark(("Score" + name).c_str(), Score, *kernels, mix, rows,
+                                         heads, fast)
+                ->Unit(benchmark::kMicrosecond);
+            benchmark::RegisterBenchmark(("Accumulate" + name).c_str(), Accumulate, *kernels, mix,
+                                         rows, heads, fast)
+                ->Unit(benchmark::kMicrosecond);
+          }
         }
       }
       benchmark::RegisterBenchmark(("Encode" + target + "/" + mix.name).c_str(), Encode, *kernels,

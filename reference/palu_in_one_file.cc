@@ -327,39 +327,49 @@ std::vector<int> MixedBits(int rank, const Options& o) {
   return bits;
 }
 
-// Reverse water-filling over the channels of all groups: starting from nothing, take the step that
-// saves most error per stored bit, as long as one fits the budget. Channels left at 0 are dropped.
+// Reverse water-filling over the channels of all groups, four neighbours at a time: starting from
+// nothing, take the step that saves most error per stored bit, as long as one fits the budget.
+// Channels left at 0 are dropped.
 void WaterFill(const std::vector<HeadRange>& groups, const Options& o, std::vector<Basis>* bases) {
   double distortion[9], cost[9];
   for (int b = 0; b <= 8; ++b) {
     distortion[b] = Distortion(o, b);
-    cost[b] = b == 0 ? 0 : b + (o.log8 ? 8.0 : 32.0) / o.group_size;
+    cost[b] = b == 0 ? 0 : 4 * (b + (o.log8 ? 8.0 : 32.0) / o.group_size);
   }
   for (Basis& b : *bases) std::fill(b.bits.begin(), b.bits.end(), 0);
   double left = o.budget * bases->front().mu.size() * groups.back().last + 1e-9;
   for (;;) {
     double best_gain = 0, best_cost = 0;
-    int best_bits = 0, *best = nullptr;
+    int best_bits = 0, best_group = 0;
+    size_t best = 0;
     for (size_t g = 0; g < groups.size(); ++g) {
       const int heads = groups[g].last - groups[g].first;
-      for (size_t c = 0; c < (*bases)[g].bits.size(); ++c) {
-        int& now = (*bases)[g].bits[c];
-        for (const int next : {1, 2, 3, 4, 5, 6, 7, 8}) {
-          const double more = heads * (cost[next] - cost[now]);  // sigma^2 is over all heads
-          const double error =
-              std::pow((*bases)[g].sigma[c], 2) * (distortion[now] - distortion[next]);
-          if (next > now && more <= left && error / more > best_gain) {
-            best = &now, best_bits = next, best_cost = more, best_gain = error / more;
+      const Basis& basis = (*bases)[g];
+      for (size_t c = 0; c < basis.bits.size(); c += 4) {
+        double energy = 0;  // over all heads
+        for (size_t i = c; i < std::min(c + 4, basis.bits.size()); ++i) {
+          energy += basis.sigma[i] * basis.sigma[i];
+        }
+        const int now = basis.bits[c];
+        for (int next = now + 1; next <= 8; ++next) {
+          const double more = heads * (cost[next] - cost[now]);
+          const double error = energy * (distortion[now] - distortion[next]);
+          if (more <= left && error / more > best_gain) {
+            best = c, best_group = static_cast<int>(g), best_bits = next;
+            best_cost = more, best_gain = error / more;
           }
         }
       }
     }
-    if (best == nullptr) break;
-    *best = best_bits;
+    if (best_gain == 0) break;
+    std::vector<int>& bits = (*bases)[best_group].bits;
+    for (size_t i = best; i < std::min(best + 4, bits.size()); ++i) bits[i] = best_bits;
     left -= best_cost;
   }
-  for (Basis& b : *bases) {  // a group keeps at least one channel
-    if (std::count(b.bits.begin(), b.bits.end(), 0) == std::ssize(b.bits)) b.bits[0] = 2;
+  for (Basis& b : *bases) {  // a group keeps at least four channels
+    if (std::count(b.bits.begin(), b.bits.end(), 0) == std::ssize(b.bits)) {
+      std::fill_n(b.bits.begin(), std::min<size_t>(4, b.bits.size()), 2);
+    }
   }
 }
 
@@ -421,76 +431,117 @@ std::vector<Basis> Fit(const std::vector<float>& x, const std::vector<HeadRange>
 
 // ---- 6. Pages: the latents of one head and one side, max(32, group_size) tokens ----
 //
-// codes[block of 32 tokens][channel], 4 * bits bytes each, then the scales of each token group: one
-// byte per channel (log8), or fp16 scales, then fp16 zeros (min/max). A code is cut into planes of
-// 8, 4, 2 and 1 bits, the lowest bits first; in a plane of p bits token t of a block sits in byte
-// t mod 4p at bit p * (t / 4p). Channels of 16 bits hold 32 fp16 numbers and have no scale.
+// Channels are sorted by bits, most first, and cut into quads of four with equal bits; slots that
+// stay empty hold zeros. codes[block of 32 tokens][quad], 16 * bits bytes each, then the scales of
+// each token group: one byte per slot (log8), or fp16 scales, then fp16 zeros (min/max). The 128
+// codes of a quad and block are put in order, token t of lane l at 4 t + l in keys and at
+// 16 (t / 4) + 4 l + t mod 4 in values, and cut into planes of 8, 4, 2 and 1 bits, the lowest bits
+// first: in a plane of p bits code j sits in byte j mod 16 p at bit p * (j / 16 p). Channels of 16
+// bits hold 32 fp16 numbers and have no scale.
 
 int PageTokens(const Options& o) { return std::max(32, o.group_size); }
 
-void PutCode(uint8_t* channel, int bits, int token, int code) {
-  if (bits == 16) channel[2 * token] = code & 255, channel[2 * token + 1] = code >> 8;
+struct Slots {
+  std::vector<int> channel;    // [slot], -1 = empty
+  std::vector<int> offset;     // [slot / 4], bytes into a block
+  std::vector<int> slot_bits;  // [slot / 4]
+  int block_bytes = 0;
+};
+
+Slots SlotsOf(const std::vector<int>& bits) {
+  Slots slots;
+  for (int b = 8; b >= 1; --b) {
+    for (size_t c = 0; c < bits.size(); ++c) {
+      if (bits[c] == b) slots.channel.push_back(static_cast<int>(c));
+    }
+    while (slots.channel.size() % 4 != 0) slots.channel.push_back(-1);
+    while (slots.offset.size() < slots.channel.size() / 4) {
+      slots.offset.push_back(slots.block_bytes);
+      slots.slot_bits.push_back(b);
+      slots.block_bytes += 16 * b;
+    }
+  }
+  return slots;
+}
+
+int CodeAt(int lane, int token, bool values) {
+  return values ? token / 4 * 16 + lane * 4 + token % 4 : 4 * token + lane;
+}
+
+void PutCode(uint8_t* quad, int bits, int j, int code) {
   for (int p : {8, 4, 2, 1}) {
     if (!(bits & p)) continue;
-    channel[token % (4 * p)] |= (code & ((1 << p) - 1)) << (p * (token / (4 * p)));
+    quad[j % (16 * p)] |= (code & ((1 << p) - 1)) << (p * (j / (16 * p)));
     code >>= p;
-    channel += 4 * p;
+    quad += 16 * p;
   }
 }
 
-int GetCode(const uint8_t* channel, int bits, int token) {
-  if (bits == 16) return channel[2 * token] | channel[2 * token + 1] << 8;
+int GetCode(const uint8_t* quad, int bits, int j) {
   int code = 0, shift = 0;
   for (int p : {8, 4, 2, 1}) {
     if (!(bits & p)) continue;
-    code |= ((channel[token % (4 * p)] >> (p * (token / (4 * p)))) & ((1 << p) - 1)) << shift;
+    code |= ((quad[j % (16 * p)] >> (p * (j / (16 * p)))) & ((1 << p) - 1)) << shift;
     shift += p;
-    channel += 4 * p;
+    quad += 16 * p;
   }
   return code;
 }
 
 struct Page {  // of one head; stored one after the other: codes, scales, zeros
   std::vector<uint8_t> codes;
-  std::vector<uint16_t> scales, zeros;  // [token group][channel]; log8: bytes, and no zeros
+  std::vector<uint16_t> raw;            // [token][channel] fp16, if the channels have 16 bits
+  std::vector<uint16_t> scales, zeros;  // [token group][slot]; log8: bytes, and no zeros
 };
 
 int64_t PageBytes(const Page& page, const Options& o) {
-  return page.codes.size() + page.scales.size() * (o.log8 ? 1 : 2) + page.zeros.size() * 2;
+  return page.codes.size() + 2 * page.raw.size() + page.scales.size() * (o.log8 ? 1 : 2) +
+         page.zeros.size() * 2;
 }
 
-Page EncodePage(const Vec& x, const std::vector<int>& bits,
-                const Options& o) {  // x: [channel][token]
+// x: [channel][token]
+Page EncodePage(const Vec& x, const std::vector<int>& bits, const Options& o, bool values) {
   const int tokens = PageTokens(o), rank = static_cast<int>(bits.size());
-  const int block_bytes = 4 * std::accumulate(bits.begin(), bits.end(), 0);
-  Page page{std::vector<uint8_t>(block_bytes * tokens / 32), {}, {}};
+  Page page;
+  if (rank > 0 && bits[0] == 16) {
+    for (int t = 0; t < tokens; ++t) {
+      for (int c = 0; c < rank; ++c) page.raw.push_back(ToHalf(x[c * tokens + t]));
+    }
+    return page;
+  }
+  const Slots slots = SlotsOf(bits);
+  page.codes.resize(slots.block_bytes * tokens / 32);
   for (int t0 = 0; t0 < tokens; t0 += o.group_size) {
-    for (int c = 0, offset = 0; c < rank; offset += 4 * bits[c++]) {
-      const bool raw = bits[c] == 16;
-      const Scale s = raw ? Scale{} : FitScale(&x[c * tokens + t0], o, bits[c]);
-      if (!raw) page.scales.push_back(s.scale);
-      if (!raw && !o.log8) page.zeros.push_back(s.zero);
-      for (int t = t0; t < t0 + o.group_size; ++t) {
-        const double value = x[c * tokens + t];
-        PutCode(&page.codes[t / 32 * block_bytes + offset], bits[c], t % 32,
-                raw ? ToHalf(value) : NearestCode(value, s, o, bits[c]));
+    for (size_t s = 0; s < slots.channel.size(); ++s) {
+      const int c = slots.channel[s], b = slots.slot_bits[s / 4];
+      const Scale scale = c < 0 ? Scale{} : FitScale(&x[c * tokens + t0], o, b);
+      page.scales.push_back(scale.scale);
+      if (!o.log8) page.zeros.push_back(scale.zero);
+      for (int t = t0; t < t0 + o.group_size && c >= 0; ++t) {
+        PutCode(&page.codes[t / 32 * slots.block_bytes + slots.offset[s / 4]], b,
+                CodeAt(s % 4, t % 32, values), NearestCode(x[c * tokens + t], scale, o, b));
       }
     }
   }
   return page;
 }
 
-Vec DecodePage(const Page& page, const std::vector<int>& bits, const Options& o) {
+Vec DecodePage(const Page& page, const std::vector<int>& bits, const Options& o, bool values) {
   const int tokens = PageTokens(o), rank = static_cast<int>(bits.size());
-  const int block_bytes = 4 * std::accumulate(bits.begin(), bits.end(), 0);
+  const Slots slots = SlotsOf(bits);
   Vec x(rank * tokens);
   for (int t = 0; t < tokens; ++t) {
-    for (int c = 0, offset = 0; c < rank; offset += 4 * bits[c++]) {
-      const int code = GetCode(&page.codes[t / 32 * block_bytes + offset], bits[c], t % 32);
-      const int at = t / o.group_size * rank + c;
-      x[c * tokens + t] = bits[c] == 16 ? FromHalf(code)
-                          : o.log8      ? ValueOf(code, {page.scales[at], 0}, o, bits[c])
-                                   : ValueOf(code, {page.scales[at], page.zeros[at]}, o, bits[c]);
+    for (int c = 0; c < rank && !page.raw.empty(); ++c) {
+      x[c * tokens + t] = FromHalf(page.raw[t * rank + c]);
+    }
+    for (size_t s = 0; s < slots.channel.size(); ++s) {
+      const int c = slots.channel[s], b = slots.slot_bits[s / 4];
+      if (c < 0) continue;
+      const int code = GetCode(&page.codes[t / 32 * slots.block_bytes + slots.offset[s / 4]], b,
+                               CodeAt(s % 4, t % 32, values));
+      const size_t at = t / o.group_size * slots.channel.size() + s;
+      const Scale scale = {page.scales[at], o.log8 ? uint16_t{0} : page.zeros[at]};
+      x[c * tokens + t] = ValueOf(code, scale, o, b);
     }
   }
   return x;
@@ -500,6 +551,7 @@ Vec DecodePage(const Page& page, const std::vector<int>& bits, const Options& o)
 
 struct Side {
   int heads = 0, dim = 0;
+  bool values = false;
   int64_t tokens = 0, encoded = 0;
   std::vector<HeadRange> groups;
   std::vector<Basis> bases;              // per head group
@@ -516,14 +568,11 @@ int GroupOf(const Side& side, int head) {
 // x: [tokens][heads][dim] in all, as the result does not depend on how the tokens came. Keys pass
 // their rope (null = do not un-rotate). Nothing is encoded before fit_tokens are there.
 Side Encode(const std::vector<float>& x, int heads, int dim, const Options& o, bool quantize,
-            const Rope* rope) {
-  Side side{heads,
-            dim,
-            static_cast<int64_t>(x.size()) / heads / dim,
-            0,
-            HeadGroups(heads, o.head_groups),
-            {},
-            {},
+            const Rope* rope, bool values) {
+  Side side{heads,  dim,
+            values, static_cast<int64_t>(x.size()) / heads / dim,
+            0,      HeadGroups(heads, o.head_groups),
+            {},     {},
             {}};
   side.pages.resize(heads);
   const int page = PageTokens(o);
@@ -550,7 +599,7 @@ Side Encode(const std::vector<float>& x, int heads, int dim, const Options& o, b
           for (int c = 0; c < rank; ++c) latents[c * page + t] += centred * b.v[i * rank + c];
         }
       }
-      side.pages[h].push_back(EncodePage(latents, b.bits, o));
+      side.pages[h].push_back(EncodePage(latents, b.bits, o, side.values));
     }
   }
   return side;
@@ -569,7 +618,7 @@ Vec Decode(const Side& side, const Options& o) {
     for (size_t p = 0; p < side.pages[h].size(); ++p) {
       const Basis& b = side.bases[GroupOf(side, h)];
       const int rank = static_cast<int>(b.bits.size());
-      const Vec latents = DecodePage(side.pages[h][p], b.bits, o);
+      const Vec latents = DecodePage(side.pages[h][p], b.bits, o, side.values);
       for (int t = 0; t < page; ++t) {
         const int64_t position = o.sink_tokens + p * page + t;
         double* row = rows + position * d;
@@ -670,8 +719,8 @@ int main() {
   };
   Options exact;
   exact.fit_tokens = tokens + 1;
-  const Side k0 = Encode(k, heads, d, exact, true, &rope),
-             v0 = Encode(v, heads, d, exact, true, nullptr);
+  const Side k0 = Encode(k, heads, d, exact, true, &rope, false),
+             v0 = Encode(v, heads, d, exact, true, nullptr, true);
   std::printf("%d heads, D %d, %d tokens, %zu bytes as fp16\n", heads, d, tokens, 4 * k.size());
   std::printf("%-21s %8s %8s %8s %7s %7s %7s\n", "", "pages", "bases", "exact", "K err", "V err",
               "out err");
@@ -682,7 +731,8 @@ int main() {
       o.energy_threshold = 0.9, o.fit_tokens = tokens, o.average_positions = false;
       o.auto_bits = o.log8 = false, o.sink_tokens = o.recent_tokens = 0;
     }
-    const Side ke = Encode(k, heads, d, o, true, &rope), ve = Encode(v, heads, d, o, true, nullptr);
+    const Side ke = Encode(k, heads, d, o, true, &rope, false),
+               ve = Encode(v, heads, d, o, true, nullptr, true);
     std::printf(
         "%-21s %8lld %8lld %8zu %7.4f %7.4f %7.4f\n",
         budget == 0 ? "reference recipe" : (std::to_string(budget) + " bits per element").c_str(),

@@ -79,7 +79,8 @@ TEST_P(CacheShapes, AttendSeesWhatReconstructGives) {
   for (const int64_t n : {1, 2, 7, 65, 130}) {
     const Dims qd{s.batch, s.q_heads, n, s.dim_k};
     const Floats q = Gaussian(qd.size(), 100 + n);
-    EXPECT_LT(RelL2(Attend(f.cache, q, qd), PlainAttention(q, qd, k, f.kd, v, f.vd)), 1e-5)
+    EXPECT_LT(RelL2(Attend(f.cache, q, qd), PlainAttention(q, qd, k, f.kd, v, f.vd)),
+              AttentionError(f.cache))
         << n << " queries";
   }
 }
@@ -249,7 +250,8 @@ class AttendOptionsTest : public testing::TestWithParam<std::string> {
         v_(ToFloats(f_.cache.Reconstruct().v)) {}
 
   // Both paths: few queries go straight over pages, many by tiles.
-  void Check(const AttendArgs& args, const AttentionOptions& plain, double tolerance = 1e-5) {
+  void Check(const AttendArgs& args, const AttentionOptions& plain, double tolerance = 0) {
+    if (tolerance == 0) tolerance = AttentionError(f_.cache);
     for (const int64_t n : {2, 50}) {
       const Dims qd{1, 4, n, 64};
       const Floats q = Gaussian(qd.size(), 9);
@@ -452,7 +454,7 @@ TEST(CacheExact, TinyHeadDims) {
     const Floats q = Gaussian(qd.size(), 20);
     EXPECT_LT(RelL2(Attend(cache, q, qd),
                     PlainAttention(q, qd, ToFloats(kv.k), dims, ToFloats(kv.v), dims)),
-              1e-5);
+              AttentionError(cache));
   }
 }
 

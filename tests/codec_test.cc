@@ -80,11 +80,16 @@ double Distortion(ScaleFormat scales, int bits, int group_size,
 
 // --- the plan ---
 
-TEST(PagePlan, TakesExactlyFourBytesPerBitChannelAndBlock) {
+TEST(PagePlan, TakesExactlySixteenBytesPerBitQuadAndBlock) {
   for (int b = 1; b <= 8; ++b) {
-    const PagePlan plan = PagePlan::Make({static_cast<uint8_t>(b)}, ScaleFormat::kLog8, 32);
-    EXPECT_EQ(plan.block_bytes, 4u * b);
-    EXPECT_EQ(plan.page_bytes(), 4u * b + 1);
+    for (int channels = 1; channels <= 9; ++channels) {
+      const PagePlan plan = PagePlan::Make(
+          std::vector<uint8_t>(static_cast<size_t>(channels), static_cast<uint8_t>(b)),
+          ScaleFormat::kLog8, 32);
+      const unsigned quads = static_cast<unsigned>(channels + 3) / 4;
+      EXPECT_EQ(plan.block_bytes, 16u * b * quads);
+      EXPECT_EQ(plan.page_bytes(), 16u * b * quads + 4 * quads);
+    }
   }
   EXPECT_EQ(PagePlan::Make({16, 16}, ScaleFormat::kMinMax, 32).page_bytes(), 2u * 32 * 2);
   EXPECT_EQ(PagePlan::Make({32, 32, 32}, ScaleFormat::kMinMax, 32).page_bytes(), 3u * 32 * 4);
@@ -110,10 +115,37 @@ TEST(PagePlan, CountsScalesPerGroupAndChannel) {
   EXPECT_EQ(large.page_bytes(), 4u * 4 * (4 * 4 + 12 * 2) + 16 * 4);
 }
 
-TEST(PagePlan, PutsChannelsOneAfterAnother) {
-  const PagePlan plan = PagePlan::Make({8, 3, 1}, ScaleFormat::kLog8, 32);
-  EXPECT_EQ(plan.code_offset, (std::vector<uint32_t>{0, 32, 44}));
-  EXPECT_EQ(plan.block_bytes, 48u);
+TEST(PagePlan, SortsChannelsByBitsIntoQuads) {
+  const PagePlan plan = PagePlan::Make({3, 8, 3, 1, 3, 3, 3, 8}, ScaleFormat::kLog8, 32);
+  EXPECT_EQ(plan.channel,
+            (std::vector<int16_t>{1, 7, -1, -1, 0, 2, 4, 5, 6, -1, -1, -1, 3, -1, -1, -1}));
+  EXPECT_EQ(plan.slot, (std::vector<int16_t>{4, 0, 5, 12, 6, 7, 8, 1}));
+  EXPECT_FALSE(plan.in_order);
+  EXPECT_EQ(plan.quad_offset(0), 0u);
+  EXPECT_EQ(plan.quad_offset(1), 128u);
+  EXPECT_EQ(plan.quad_offset(2), 128u + 48);
+  EXPECT_EQ(plan.quad_offset(3), 128u + 2 * 48);
+  EXPECT_EQ(plan.block_bytes, 128u + 2 * 48 + 16);
+  EXPECT_TRUE(PagePlan::Make({4, 4, 4, 4, 2, 2, 2, 2}, ScaleFormat::kLog8, 32).in_order);
+  EXPECT_FALSE(PagePlan::Make({4, 4, 4, 2, 2, 2, 2, 2}, ScaleFormat::kLog8, 32).in_order);
+}
+
+TEST(PagePlan, BoundsQueriesSoThatSumsFit32Bits) {
+  for (const int channels : {1, 64, 256, 1024}) {
+    for (const int bits : {1, 4, 8}) {
+      for (const ScaleFormat scales : {ScaleFormat::kMinMax, ScaleFormat::kLog8}) {
+        const PagePlan plan = PagePlan::Make(
+            std::vector<uint8_t>(static_cast<size_t>(channels), static_cast<uint8_t>(bits)), scales,
+            32);
+        const int64_t level = bits == 8                        ? 255
+                              : scales == ScaleFormat::kMinMax ? (1 << bits) - 1
+                              : bits == 1                      ? 128
+                                                               : 208;
+        EXPECT_LT(channels * level * plan.most_query, int64_t{1} << 31);
+        EXPECT_GT(plan.most_query, 8000);
+      }
+    }
+  }
 }
 
 TEST(PagePlan, AcceptsNoChannels) {
@@ -145,78 +177,58 @@ TEST(PagePlan, RejectsWhatTheFormatCannotHold) {
 
 // --- the bytes ---
 
-struct GoldenPage {
-  int bits;
-  std::vector<float> codes;    // latents that are their own codes: scale 1
-  std::vector<uint8_t> bytes;  // codes, fp16 scale, fp16 zero
+// Where a code of `bits` ones lies: byte and mask of each of its bits, read off the picture of the
+// format, not computed.
+struct CodePlace {
+  CodeOrder order;
+  int bits, lane, token;
+  std::vector<std::pair<int, uint8_t>> bytes;
 };
 
-// Written out from the description in page_plan.h, not by the encoder.
-std::vector<GoldenPage> GoldenPages() {
-  std::vector<GoldenPage> golden;
-  {
-    // Tokens 0, 5, 10 and 31 are in byte t mod 4 at bit t / 4.
-    std::vector<float> x(32, 0.0f);
-    for (const int t : {0, 5, 10, 31}) x[t] = 1;
-    golden.push_back({1, x, {0x01, 0x02, 0x04, 0x80, 0x00, 0x3c, 0x00, 0x38}});
-  }
-  {
-    // Byte j holds tokens j, j + 8, j + 16, j + 24, lowest bits first: codes (j + 0..3) mod 4.
-    std::vector<float> x(32);
-    for (int t = 0; t < 32; ++t) x[t] = static_cast<float>((t / 8 + t) % 4);
-    golden.push_back(
-        {2, x, {0xe4, 0x39, 0x4e, 0x93, 0xe4, 0x39, 0x4e, 0x93, 0x00, 0x3c, 0x00, 0x3e}});
-  }
-  {
-    // Codes t mod 8: a plane of 2 bits with t mod 4, then a plane of 1 bit, set in the odd fours.
-    std::vector<float> x(32);
-    for (int t = 0; t < 32; ++t) x[t] = static_cast<float>(t % 8);
-    golden.push_back({3,
-                      x,
-                      {0x00, 0x55, 0xaa, 0xff, 0x00, 0x55, 0xaa, 0xff,  //
-                       0xaa, 0xaa, 0xaa, 0xaa, 0x00, 0x3c, 0x00, 0x43}});
-  }
-  {
-    // Byte j holds tokens j and j + 16: 0..15 upwards, then downwards.
-    std::vector<float> x(32);
-    for (int t = 0; t < 32; ++t) x[t] = static_cast<float>(t < 16 ? t : 31 - t);
-    golden.push_back({4, x, {0xf0, 0xe1, 0xd2, 0xc3, 0xb4, 0xa5, 0x96, 0x87, 0x78, 0x69,
-                             0x5a, 0x4b, 0x3c, 0x2d, 0x1e, 0x0f, 0x00, 0x3c, 0x80, 0x47}});
-  }
-  {
-    // Codes 2 t, the last 63: the low four bits, then t / 8.
-    std::vector<float> x(32);
-    for (int t = 0; t < 32; ++t) x[t] = static_cast<float>(t < 31 ? 2 * t : 63);
-    golden.push_back({6, x, {0x00, 0x22, 0x44, 0x66, 0x88, 0xaa, 0xcc, 0xee, 0x00, 0x22,
-                             0x44, 0x66, 0x88, 0xaa, 0xcc, 0xfe, 0xe4, 0xe4, 0xe4, 0xe4,
-                             0xe4, 0xe4, 0xe4, 0xe4, 0x00, 0x3c, 0xe0, 0x4f}});
-  }
-  {
-    // One byte per token.
-    std::vector<float> x(32);
-    for (int t = 0; t < 32; ++t) x[t] = static_cast<float>(t < 31 ? 8 * t : 255);
-    golden.push_back(
-        {8, x, {0x00, 0x08, 0x10, 0x18, 0x20, 0x28, 0x30, 0x38, 0x40, 0x48, 0x50, 0x58,
-                0x60, 0x68, 0x70, 0x78, 0x80, 0x88, 0x90, 0x98, 0xa0, 0xa8, 0xb0, 0xb8,
-                0xc0, 0xc8, 0xd0, 0xd8, 0xe0, 0xe8, 0xf0, 0xff, 0x00, 0x3c, 0xf8, 0x57}});
-  }
-  return golden;
-}
-
-TEST(PageBytes, MatchTheLayoutWrittenOutByHand) {
+TEST(PageBytes, PutACodeWhereTheFormatSays) {
+  constexpr CodeOrder kScores = CodeOrder::kForScores, kSums = CodeOrder::kForSums;
+  const CodePlace places[] = {
+      // Scores: code 4 t + l.
+      {kScores, 8, 2, 5, {{22, 0xff}}},
+      {kScores, 4, 1, 0, {{1, 0x0f}}},
+      {kScores, 4, 1, 17, {{5, 0xf0}}},               // code 69 = 64 + 5
+      {kScores, 2, 3, 9, {{7, 0x0c}}},                // code 39 = 32 + 7
+      {kScores, 1, 0, 4, {{0, 0x02}}},                // code 16
+      {kScores, 3, 3, 31, {{31, 0xc0}, {47, 0x80}}},  // code 127; planes of 32 and 16 bytes
+      {kScores, 6, 0, 31, {{60, 0xf0}, {92, 0xc0}}},  // code 124; planes of 64 and 32 bytes
+      {kScores, 7, 1, 1, {{5, 0x0f}, {69, 0x03}, {101, 0x01}}},
+      // Sums: code 16 (t / 4) + 4 l + t mod 4.
+      {kSums, 8, 2, 5, {{25, 0xff}}},
+      {kSums, 4, 1, 0, {{4, 0x0f}}},
+      {kSums, 4, 1, 17, {{5, 0xf0}}},  // code 69
+      {kSums, 2, 3, 9, {{13, 0x0c}}},  // code 45
+      {kSums, 1, 0, 4, {{0, 0x02}}},
+      {kSums, 5, 3, 30, {{62, 0xf0}, {78, 0x80}}},  // code 126
+  };
   for (const KernelTable* kernels : AllKernels()) {
-    for (const GoldenPage& golden : GoldenPages()) {
-      SCOPED_TRACE(std::string(kernels->name) + " bits " + std::to_string(golden.bits));
+    for (const CodePlace& place : places) {
+      SCOPED_TRACE(std::string(kernels->name) + " bits " + std::to_string(place.bits) + " lane " +
+                   std::to_string(place.lane) + " token " + std::to_string(place.token));
       const PagePlan plan =
-          PagePlan::Make({static_cast<uint8_t>(golden.bits)}, ScaleFormat::kMinMax, 32);
-      ASSERT_EQ(plan.page_bytes(), golden.bytes.size());
-      std::vector<uint8_t> page = Encode(*kernels, plan, golden.codes);
-      EXPECT_TRUE(std::equal(golden.bytes.begin(), golden.bytes.end(), page.begin()));
+          PagePlan::Make(std::vector<uint8_t>(4, static_cast<uint8_t>(place.bits)),
+                         ScaleFormat::kMinMax, 32, 0, place.order);
+      // Channels that are 0 but for one token are code 0 and the highest code.
+      const float top = static_cast<float>((1 << place.bits) - 1);
+      std::vector<float> x(4 * 32, 0.0f);
+      x[place.lane * 32 + place.token] = top;
+      std::vector<uint8_t> expected(plan.code_bytes(), 0);
+      for (const auto& [byte, mask] : place.bytes) expected[byte] = mask;
+      std::vector<uint8_t> page = Encode(*kernels, plan, x);
+      for (const auto& [byte, mask] : place.bytes) EXPECT_EQ(page[byte] & mask, mask);
+      EXPECT_EQ(Decode(*kernels, plan, page), x);
+      // And alone: the bytes that hold only this code decode to a channel of zeros but for it.
+      std::copy(expected.begin(), expected.end(), page.begin());
+      const std::vector<float> alone = Decode(*kernels, plan, page);
+      for (int t = 0; t < 32; ++t) {
+        EXPECT_EQ(alone[place.lane * 32 + t], t == place.token ? top : 0.0f) << t;
+      }
       // Nothing is written past the page.
       for (size_t i = plan.page_bytes(); i < page.size(); ++i) EXPECT_EQ(page[i], 0xcd);
-      // And the bytes decode to what they were made from: the latents were codes times 1.
-      std::copy(golden.bytes.begin(), golden.bytes.end(), page.begin());
-      EXPECT_EQ(Decode(*kernels, plan, page), golden.codes);
     }
   }
 }
@@ -233,12 +245,12 @@ TEST(PageBytes, HoldScalesByGroupAfterAllBlocks) {
   }
   for (const KernelTable* kernels : AllKernels()) {
     const std::vector<uint8_t> page = Encode(*kernels, plan, x);
-    const uint8_t* scales = page.data() + 16;
+    const uint8_t* scales = page.data() + plan.code_bytes();
     for (int g = 0; g < 4; ++g) {
       for (int c = 0; c < 2; ++c) {
         uint16_t scale, zero;
-        std::memcpy(&scale, scales + 2 * (g * 2 + c), 2);
-        std::memcpy(&zero, scales + 16 + 2 * (g * 2 + c), 2);
+        std::memcpy(&scale, scales + 2 * (g * 4 + c), 2);
+        std::memcpy(&zero, scales + 32 + 2 * (g * 4 + c), 2);
         EXPECT_EQ(F16ToF32(scale), static_cast<float>(c + 1)) << kernels->name;
         EXPECT_EQ(F16ToF32(zero), g + 1.5f * (c + 1)) << kernels->name;
       }
@@ -312,7 +324,6 @@ TEST(Levels, AreTheLloydMaxQuantiserOfAGaussian) {
       EXPECT_NEAR(levels[half + i] * Log8Unit(b), exact[b - 1][i], 0.5 * Log8Unit(b) + 1e-3);
     }
     for (int i = 2 * half; i < 16; ++i) EXPECT_EQ(levels[i], 0);
-    for (int i = 0; i < 2 * half; ++i) EXPECT_EQ(UniformLevels(b)[i], i - half);
   }
 }
 

@@ -294,7 +294,13 @@ double PlanBits(const std::vector<ChannelGroup>& groups,
                 const std::vector<std::vector<uint8_t>>& bits, double scale_bits) {
   double used = 0, elements = 0;
   for (size_t g = 0; g < groups.size(); ++g) {
-    for (const uint8_t b : bits[g]) used += groups[g].heads * (b == 0 ? 0 : b + scale_bits);
+    // Pages hold channels by fours.
+    for (size_t c = 0; c < bits[g].size(); c += 4) {
+      const int b = *std::max_element(
+          bits[g].begin() + static_cast<int64_t>(c),
+          bits[g].begin() + static_cast<int64_t>(std::min(c + 4, bits[g].size())));
+      used += 4 * groups[g].heads * (b == 0 ? 0 : b + scale_bits);
+    }
     elements += static_cast<double>(groups[g].heads) * groups[g].head_dim;
   }
   return used / elements;
@@ -326,20 +332,21 @@ TEST(WaterFillTest, MeetsItsBudgetAndDescends) {
                                                   {Squares(Decay(40, 2, 0.99)), 3, 64}};
         const auto bits = WaterFill(groups, scales, group_size, budget);
         const double used = PlanBits(groups, bits, ScaleBits(scales, group_size));
-        // A group that gets nothing keeps one channel of 2 bits, beyond the budget.
-        const bool forced = bits[1][0] == 2 && std::count(bits[1].begin(), bits[1].end(), 0) == 63;
-        EXPECT_LE(used,
-                  budget + (forced ? (2 + ScaleBits(scales, group_size)) / (6 * 64) : 0) + 1e-9);
+        // A group that gets nothing keeps four channels of 2 bits, beyond the budget.
+        const bool forced = bits[1][0] == 2 && std::count(bits[1].begin(), bits[1].end(), 0) == 60;
+        EXPECT_LE(used, budget + (forced ? 4 * (2 + ScaleBits(scales, group_size)) / (6 * 64) : 0) +
+                            1e-9);
         // Everything is spent but less than one step, unless all channels have all bits.
         bool full = true;
         for (const auto& group : bits) {
           for (const uint8_t b : group) full &= b == 8;
         }
         if (!full) {
-          EXPECT_GT(used, budget - 3 * (3 + ScaleBits(scales, group_size)) / (6 * 64));
+          EXPECT_GT(used, budget - 4 * 3 * (3 + ScaleBits(scales, group_size)) / (6 * 64));
         }
         for (size_t g = 0; g < groups.size(); ++g) {
           EXPECT_EQ(bits[g].size(), groups[g].variance.size());
+          for (size_t c = 0; c < bits[g].size(); ++c) EXPECT_EQ(bits[g][c], bits[g][c / 4 * 4]);
           // The last crumbs may go to a cheaper step further down, once per group at most.
           int rises = 0;
           for (size_t c = 1; c < bits[g].size(); ++c) rises += bits[g][c] > bits[g][c - 1];
@@ -350,12 +357,12 @@ TEST(WaterFillTest, MeetsItsBudgetAndDescends) {
   }
 }
 
-// All assignments of 0 to 8 bits to a few channels.
+// All assignments of 0 to 8 bits to a few quads of channels.
 double BestError(const std::vector<ChannelGroup>& groups, ScaleFormat scales, int group_size,
                  double budget) {
   static constexpr uint8_t kBits[] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
   size_t n = 0;
-  for (const ChannelGroup& g : groups) n += g.variance.size();
+  for (const ChannelGroup& g : groups) n += g.variance.size() / 4;
   int64_t combinations = 1;
   for (size_t i = 0; i < n; ++i) combinations *= 9;
   double best = INFINITY;
@@ -363,8 +370,8 @@ double BestError(const std::vector<ChannelGroup>& groups, ScaleFormat scales, in
     int64_t rest = code;
     std::vector<std::vector<uint8_t>> bits(groups.size());
     for (size_t g = 0; g < groups.size(); ++g) {
-      for (size_t c = 0; c < groups[g].variance.size(); ++c, rest /= 9)
-        bits[g].push_back(kBits[rest % 9]);
+      for (size_t c = 0; c < groups[g].variance.size(); c += 4, rest /= 9)
+        bits[g].insert(bits[g].end(), 4, kBits[rest % 9]);
     }
     if (PlanBits(groups, bits, ScaleBits(scales, group_size)) > budget + 1e-9) continue;
     best = std::min(best, PlanError(groups, bits, scales, group_size));
@@ -372,13 +379,15 @@ double BestError(const std::vector<ChannelGroup>& groups, ScaleFormat scales, in
   return best;
 }
 
-// Bits per element that the best choice of every channel takes at a price per bit; 0 when that
-// drops a whole group, which the library never does.
+// Bits per element that the best choice of every quad takes at a price per bit; 0 when that drops a
+// whole group, which the library never does.
 double BitsAtPrice(const std::vector<ChannelGroup>& groups, ScaleFormat scales, int group_size,
                    double price) {
   std::vector<std::vector<uint8_t>> bits(groups.size());
   for (size_t g = 0; g < groups.size(); ++g) {
-    for (const double variance : groups[g].variance) {
+    for (size_t c = 0; c < groups[g].variance.size(); c += 4) {
+      const double* const quad = &groups[g].variance[c];
+      const double variance = (quad[0] + quad[1] + quad[2] + quad[3]) / 4;
       uint8_t best = 0;
       double least = variance;
       for (const uint8_t b : {1, 2, 3, 4, 5, 6, 7, 8}) {
@@ -386,7 +395,7 @@ double BitsAtPrice(const std::vector<ChannelGroup>& groups, ScaleFormat scales, 
                              price * (b + ScaleBits(scales, group_size));
         if (value < least) best = b, least = value;
       }
-      bits[g].push_back(best);
+      bits[g].insert(bits[g].end(), 4, best);
     }
     if (bits[g][0] == 0) return 0;
   }
@@ -396,13 +405,13 @@ double BitsAtPrice(const std::vector<ChannelGroup>& groups, ScaleFormat scales, 
 TEST(WaterFillTest, IsOptimalOnSmallCases) {
   Random random(11);
   for (int round = 0; round < 10; ++round) {
-    std::vector<ChannelGroup> groups = {{{}, 1, 3}, {{}, 2, 3}};
+    std::vector<ChannelGroup> groups = {{{}, 1, 12}, {{}, 2, 12}};
     for (ChannelGroup& g : groups) {
-      for (int c = 0; c < 3; ++c) g.variance.push_back(std::exp(2 * random.Normal()));
+      for (int c = 0; c < 12; ++c) g.variance.push_back(std::exp(2 * random.Normal()));
       std::sort(g.variance.rbegin(), g.variance.rend());
     }
     const ScaleFormat scales = round % 2 ? ScaleFormat::kMinMax : ScaleFormat::kLog8;
-    // At a budget that some price spends exactly, the plan is the best of all 7^6.
+    // At a budget that some price spends exactly, the plan is the best of all 9^6.
     const double exact = BitsAtPrice(groups, scales, 32, std::exp(-4 * random.Uniform()));
     if (exact > 0) {
       EXPECT_NEAR(PlanError(groups, WaterFill(groups, scales, 32, exact), scales, 32),
@@ -414,6 +423,18 @@ TEST(WaterFillTest, IsOptimalOnSmallCases) {
     EXPECT_LE(PlanError(groups, WaterFill(groups, scales, 32, budget), scales, 32),
               BestError(groups, scales, 32, budget - step) + 1e-9);
   }
+}
+
+TEST(WaterFillTest, OrderOfTheChannelsDoesNotMatter) {
+  std::vector<double> variance = Squares(Decay(10, 3, 0.7));
+  const auto sorted = WaterFill({{variance, 1, 10}}, ScaleFormat::kLog8, 32, 3.0)[0];
+  std::swap(variance[0], variance[9]);
+  std::swap(variance[3], variance[6]);
+  const auto mixed = WaterFill({{variance, 1, 10}}, ScaleFormat::kLog8, 32, 3.0)[0];
+  EXPECT_EQ(mixed[9], sorted[0]);
+  EXPECT_EQ(mixed[0], sorted[9]);
+  EXPECT_EQ(mixed[6], sorted[3]);
+  EXPECT_EQ(mixed[5], sorted[5]);
 }
 
 TEST(WaterFillTest, UnequalBitsBeatEqualOnes) {

@@ -66,7 +66,7 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
   side.Collect(segment, place, false, task.first_page, task.pages);
   const int rank_k = side.plan->rank;
   scores.resize(static_cast<size_t>(rows) * tokens);
-  scratch.resize(static_cast<size_t>(kMaxFusedRows + 2) * (rank_k + 16));
+  scratch.resize(ScoreScratch(*side.plan, std::min(kMaxFusedRows, rows)));
   const float* const q =
       (segment.encoded ? queries.latent : queries.exact).data() + first_row * rank_k;
   for (int r = 0; r < rows; r += kMaxFusedRows) {
@@ -96,9 +96,8 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
   }
   side.Collect(segment, place, true, task.first_page, task.pages);
   const int64_t step = std::max<int64_t>(1, kSubRunTokens / page_tokens);
-  const int groups = side.plan->raw ? 1 : side.plan->groups();
-  scratch.resize(static_cast<size_t>(2 * step * groups) * (side.plan->rank + 16) +
-                 step * groups * kMaxFusedRows);
+  scratch.resize(
+      AccumulateScratch(*side.plan, static_cast<int>(step), std::min(kMaxFusedRows, rows)));
   for (int r = 0; r < rows; r += kMaxFusedRows) {
     for (int64_t p = 0; p < task.pages; p += step) {
       kernels.accumulate({.run = {side.plan, side.pages.data() + p,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -10,28 +11,6 @@
 
 namespace palu {
 namespace {
-
-using Levels = std::array<int8_t, 16>;
-
-// Levels of the Lloyd-Max quantiser of a unit Gaussian (J. Max, "Quantizing for minimum
-// distortion", 1960), as integers times kUnit. Of all integer roundings with the largest level
-// in 40..127, these have the least distortion: .36338, .11748, .03455 and .00951 at 1..4 bits,
-// which is the exact quantiser's to 0.06 %.
-constexpr Levels kLloydMax[5] = {
-    {},
-    {-64, 64},
-    {-40, -12, 12, 40},
-    {-88, -55, -31, -10, 10, 31, 55, 88},
-    {-104, -79, -62, -48, -36, -25, -15, -5, 5, 15, 25, 36, 48, 62, 79, 104},
-};
-
-constexpr Levels kUniform[5] = {
-    {},
-    {-1, 0},
-    {-2, -1, 0, 1},
-    {-4, -3, -2, -1, 0, 1, 2, 3},
-    {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7},
-};
 
 // 1..4 bits: the size of a Lloyd-Max level of 1; 5..8 bits: the uniform step of least distortion
 // for a unit Gaussian
@@ -67,9 +46,9 @@ void CheckGroupSize(int group_size) {
 uint32_t ScaleBytes(const PagePlan& plan) {
   switch (plan.scales) {
     case ScaleFormat::kMinMax:
-      return static_cast<uint32_t>(plan.groups() * plan.rank) * 4;
+      return static_cast<uint32_t>(plan.groups() * plan.slots) * 4;
     case ScaleFormat::kLog8:
-      return static_cast<uint32_t>(plan.groups() * plan.rank);
+      return static_cast<uint32_t>(plan.groups() * plan.slots);
     case ScaleFormat::kTokenMinMax:
       return static_cast<uint32_t>(plan.page_tokens * plan.channel_runs()) * 4;
     case ScaleFormat::kTokenAbsMax:
@@ -81,10 +60,6 @@ uint32_t ScaleBytes(const PagePlan& plan) {
 }
 
 }  // namespace
-
-const Levels& LloydMaxLevels(int bits) { return kLloydMax[bits]; }
-
-const Levels& UniformLevels(int bits) { return kUniform[bits]; }
 
 float Log8Unit(int bits) { return kUnit[bits]; }
 
@@ -108,8 +83,67 @@ uint8_t Log8FromFloat(float x) {
   return static_cast<uint8_t>(square > low * high ? below + 1 : below);
 }
 
+namespace {
+
+// Sorts the channels by bits and cuts them into quads.
+void MakeQuads(PagePlan& plan) {
+  std::vector<int16_t> order(plan.bits.size());
+  std::iota(order.begin(), order.end(), int16_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int16_t a, int16_t b) { return plan.bits[a] > plan.bits[b]; });
+  plan.slot.resize(plan.bits.size());
+  for (size_t i = 0; i < order.size();) {
+    const int bits = plan.bits[order[i]], first = plan.slots / kQuad;
+    for (; i < order.size() && plan.bits[order[i]] == bits; ++i) {
+      plan.slot[order[i]] = static_cast<int16_t>(plan.channel.size());
+      plan.channel.push_back(order[i]);
+    }
+    while (plan.channel.size() % kQuad != 0) plan.channel.push_back(-1);
+    plan.slots = static_cast<int>(plan.channel.size());
+    const int count = plan.slots / kQuad - first;
+    plan.runs.push_back({bits, first, count, plan.block_bytes});
+    plan.block_bytes += static_cast<uint32_t>(count * 16 * bits);
+  }
+  plan.in_order = plan.slots == plan.rank;
+  for (int c = 0; c < plan.rank; ++c) plan.in_order = plan.in_order && plan.slot[c] == c;
+}
+
+void MakeConstants(PagePlan& plan) {
+  const size_t n = static_cast<size_t>(plan.slots) + kChannelPadding;
+  plan.unit.assign(n, 0.0f);
+  plan.half.assign(n, 0.0f);
+  plan.mid.assign(n, 0.0f);
+  int64_t levels = 0;
+  for (int s = 0; s < plan.slots; ++s) {
+    if (plan.channel[s] < 0) continue;
+    const int bits = plan.bits[plan.channel[s]];
+    const bool log8 = plan.scales == ScaleFormat::kLog8, lloyd_max = log8 && bits <= 4;
+    plan.unit[s] = log8 ? Log8Unit(bits) : 1.0f;
+    plan.half[s] = log8 ? Log8Half(bits) : 0.5f;
+    const int mid = lloyd_max ? -LloydMaxLevels(bits)[0] : 1 << (bits - 1);
+    plan.mid[s] = static_cast<float>(mid);
+    levels += lloyd_max ? 2 * mid : (1 << bits) - 1;
+  }
+  if (levels > 0) {
+    plan.most_query = static_cast<int>(std::min<int64_t>(32767, 0x7fffffff / levels));
+  }
+}
+
+}  // namespace
+
+const QuadRun& PagePlan::run_of(int slot) const {
+  size_t r = 0;
+  while (slot / kQuad >= runs[r].first + runs[r].count) ++r;
+  return runs[r];
+}
+
+uint32_t PagePlan::quad_offset(int quad) const {
+  const QuadRun& run = run_of(quad * kQuad);
+  return run.offset + static_cast<uint32_t>((quad - run.first) * 16 * run.bits);
+}
+
 PagePlan PagePlan::Make(std::vector<uint8_t> bits, ScaleFormat scales, int group_size,
-                        int page_tokens) {
+                        int page_tokens, CodeOrder order) {
   CheckBits(bits);
   CheckGroupSize(group_size);
 
@@ -117,25 +151,19 @@ PagePlan PagePlan::Make(std::vector<uint8_t> bits, ScaleFormat scales, int group
   plan.rank = static_cast<int>(bits.size());
   plan.raw = !bits.empty() && bits[0] > 8;
   plan.scales = scales;
+  plan.order = order;
   plan.page_tokens = page_tokens > 0 ? page_tokens
                      : plan.raw      ? kBlockTokens
                                      : std::max(kBlockTokens, group_size);
   plan.group_size = plan.raw ? kBlockTokens : plan.token_scaled() ? plan.page_tokens : group_size;
-  plan.code_offset.reserve(bits.size());
-  for (const uint8_t b : bits) {
-    plan.code_offset.push_back(plan.block_bytes);
-    plan.block_bytes += 4u * b;
-  }
-  if (!plan.raw) {
-    plan.scale_bytes = ScaleBytes(plan);
-    plan.unit.assign(bits.size() + kChannelPadding, 0.0f);
-    plan.half.assign(bits.size() + kChannelPadding, 0.0f);
-    for (size_t c = 0; c < bits.size(); ++c) {
-      plan.unit[c] = scales == ScaleFormat::kLog8 ? Log8Unit(bits[c]) : 1.0f;
-      plan.half[c] = scales == ScaleFormat::kLog8 ? Log8Half(bits[c]) : 0.5f;
-    }
-  }
   plan.bits = std::move(bits);
+  if (plan.raw) {
+    plan.block_bytes = plan.raw_offset(plan.rank);
+    return plan;
+  }
+  MakeQuads(plan);
+  MakeConstants(plan);
+  plan.scale_bytes = ScaleBytes(plan);
   return plan;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <string>
 
 #include "palu/errors.h"
@@ -145,35 +146,66 @@ std::vector<uint8_t> ScheduleBits(int rank, bool explicit_rank) {
   return bits;
 }
 
+namespace {
+
+// Quads of channels, in order of their variance: what a page gives bits to.
+struct Quads {
+  ChannelGroup group;          // one "channel" per quad, with the mean variance of its slots
+  std::vector<size_t> sorted;  // channels; quad i has sorted[4 i .. 4 i + 3]
+};
+
+Quads MakeQuads(const ChannelGroup& channels) {
+  Quads quads{channels, std::vector<size_t>(channels.variance.size())};
+  std::iota(quads.sorted.begin(), quads.sorted.end(), size_t{0});
+  std::stable_sort(quads.sorted.begin(), quads.sorted.end(),
+                   [&](size_t a, size_t b) { return channels.variance[a] > channels.variance[b]; });
+  quads.group.heads = channels.heads * kChannelsPerStep;
+  quads.group.variance.assign((quads.sorted.size() + kChannelsPerStep - 1) / kChannelsPerStep, 0.0);
+  for (size_t i = 0; i < quads.sorted.size(); ++i) {
+    quads.group.variance[i / kChannelsPerStep] +=
+        channels.variance[quads.sorted[i]] / kChannelsPerStep;
+  }
+  return quads;
+}
+
+}  // namespace
+
 std::vector<std::vector<uint8_t>> WaterFill(const std::vector<ChannelGroup>& groups,
                                             ScaleFormat scales, int group_size, double budget) {
   const Costs costs = MakeCosts(scales, group_size);
+  std::vector<Quads> all;
+  std::vector<ChannelGroup> quads;
   double elements = 0, largest = 0;
   for (const ChannelGroup& group : groups) {
-    elements += static_cast<double>(group.heads) * group.head_dim;
+    // Of slots: heads whose channels do not fill the last quad pay for the rest of it.
+    const int slots = (group.head_dim + kChannelsPerStep - 1) / kChannelsPerStep * kChannelsPerStep;
+    elements += static_cast<double>(group.heads) * slots;
     for (const double v : group.variance) largest = std::max(largest, v);
+    all.push_back(MakeQuads(group));
+    quads.push_back(all.back().group);
   }
   const double allowed = budget * elements + 1e-9;
   Choices choices(groups.size());
-  // Bisection on the logarithm of the price of one bit: a high price drops every channel, a low one
+  // Bisection on the logarithm of the price of one bit: a high price drops every quad, a low one
   // fills them all.
   double low = std::log(largest + 1e-300) - 60, high = std::log(largest + 1e-300) + 2;
-  if (Allocate(groups, costs, std::exp(low), choices) > allowed) {
+  if (Allocate(quads, costs, std::exp(low), choices) > allowed) {
     for (int step = 0; step < 60; ++step) {
       const double middle = (low + high) / 2;
-      (Allocate(groups, costs, std::exp(middle), choices) > allowed ? low : high) = middle;
+      (Allocate(quads, costs, std::exp(middle), choices) > allowed ? low : high) = middle;
     }
-    const double used = Allocate(groups, costs, std::exp(high), choices);
-    SpendRest(groups, costs, allowed - used, choices);
+    const double used = Allocate(quads, costs, std::exp(high), choices);
+    SpendRest(quads, costs, allowed - used, choices);
   }
   std::vector<std::vector<uint8_t>> bits(groups.size());
   for (size_t g = 0; g < groups.size(); ++g) {
-    bool any = false;
-    for (const int choice : choices[g]) {
-      bits[g].push_back(static_cast<uint8_t>(kBitChoices[choice]));
-      any |= choice > 0;
+    const bool any = std::any_of(choices[g].begin(), choices[g].end(), [](int c) { return c > 0; });
+    if (!any && !choices[g].empty()) choices[g][0] = 2;
+    bits[g].resize(groups[g].variance.size());
+    for (size_t i = 0; i < bits[g].size(); ++i) {
+      bits[g][all[g].sorted[i]] =
+          static_cast<uint8_t>(kBitChoices[choices[g][i / kChannelsPerStep]]);
     }
-    if (!any && !bits[g].empty()) bits[g][0] = 2;
   }
   return bits;
 }

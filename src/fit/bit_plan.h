@@ -25,18 +25,22 @@ std::vector<uint8_t> MixedBits(int rank, double hi_fraction, int hi_bit, int lo_
 // become 1 bit; `explicit_rank` makes that a ConfigError.
 std::vector<uint8_t> ScheduleBits(int rank, bool explicit_rank);
 
+// Channels that get their bits together.
+inline constexpr int kChannelsPerStep = 4;
+
 // One head group, as the allocation sees it.
 struct ChannelGroup {
-  std::vector<double> variance;  // [rank], descending
+  std::vector<double> variance;  // [rank], any order
   int heads = 1;                 // a channel costs its bits once per head
   int head_dim = 0;              // elements that the budget counts
   bool may_drop = true;          // channels may get 0 bits
 };
 
 // Reverse water-filling over the channels of all groups: minimises sum heads * variance *
-// Distortion(bits) with bits in {0, 1, .., 8} and codes + scales of at most `budget` bits
-// per element. Returns bits per group and channel; a group whose channels would all be dropped
-// keeps its first channel at 2 bits.
+// Distortion(bits) with bits in {0, 1, .., 8} and codes + scales of at most `budget` bits per
+// element. Channels get their bits four at a time, in order of variance, as pages pack them
+// (page_plan.h). Returns bits per group and channel; a group whose channels would all be dropped
+// keeps its first four at 2 bits.
 std::vector<std::vector<uint8_t>> WaterFill(const std::vector<ChannelGroup>& groups,
                                             ScaleFormat scales, int group_size, double budget);
 

@@ -1,8 +1,11 @@
 // Accumulation: acc[i][c] += sum_t p[i][t] * latent_tc, from packed pages.
 //
-// Channels are the outer loop and the pages of the run the inner one, so that the sum over lanes is
-// taken once per (channel, row) and run. The z of value = a * level + z needs no codes: sum_t p_t z
-// = z * (sum of p over the group).
+// With value = a * (level - mid) + z, the weights of a block are rounded to 16 bits (8 in the fast
+// form) of the largest of them, w_t units, and
+//     sum_t p_t value_t ~ unit * a * sum_t w_t level_t + (z - a mid) * unit * sum_t w_t:
+// the loop over codes is unpack, multiply and add integers. Quads are the outer loop and the blocks
+// of a run the inner one, so that the sums of a quad stay in registers. A weight is off by at most
+// half a unit, max_t p_t / 65534 (/ 254 in the fast form), in both terms alike.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/accumulate.cc"
 // clang-format off
@@ -14,6 +17,7 @@
 #include "hwy/cache_control.h"
 #include "kernels/decode-inl.h"
 #include "kernels/levels-inl.h"
+#include "kernels/raw-inl.h"
 #include "kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -22,232 +26,285 @@ namespace HWY_NAMESPACE {
 namespace {
 #if PALU_IS_SIMD(HWY_TARGET)
 
-constexpr int kAccumulateRows = HWY_TARGET == HWY_AVX3 ? 8 : 3;
-constexpr int kRunBlocks = 16;  // blocks between two sums over lanes
-// Bytes ahead of the codes in use that are fetched: a run reads its pages side by side, which is
-// more streams than the hardware follows well.
-constexpr int kAhead = 256;
+constexpr int kAccumulateRows = PALU_IS_AVX512(HWY_TARGET) ? 8 : 4;
+constexpr int kRunBlocks = kFusedBlocks;
 
 // The blocks of a run of pages.
 struct Run {
   int n_blocks = 0;
   const uint8_t* codes[kRunBlocks];
-  const float* a[kRunBlocks];  // [rank]; unused if raw
 };
 
-// Lane i of the result is the sum of the lanes of v[i]. The order of the additions is the same for
-// every i.
-HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> SumsOfLanes(const VF v[4]) {
-  const DF df;
-  const hn::Repartition<double, DF> dd;
-  // Lanes 0..3 of every 128-bit block: sums over pairs of v0, v1, v0, v1, then of v2, v3, v2, v3.
-  const VF v01 = hn::Add(hn::InterleaveLower(df, v[0], v[1]), hn::InterleaveUpper(df, v[0], v[1]));
-  const VF v23 = hn::Add(hn::InterleaveLower(df, v[2], v[3]), hn::InterleaveUpper(df, v[2], v[3]));
-  const auto p01 = hn::BitCast(dd, v01), p23 = hn::BitCast(dd, v23);
-  const VF lower = hn::BitCast(df, hn::InterleaveLower(dd, p01, p23));
-  const VF upper = hn::BitCast(df, hn::InterleaveUpper(dd, p01, p23));
-  return SumOfBlocks(df, hn::Add(lower, upper));
-}
+// Weights of kRows rows and a run of blocks as integers, each vector as the codes of a part want
+// it.
+template <int kRows, bool kFast>
+struct Weights {
+  static constexpr int kWords = kFast ? 1 : 2;  // even and odd tokens apart
+  static constexpr int kPadded = (kRunBlocks * kRows + 3) / 4 * 4;
+  static constexpr float kRange = kFast ? 127 : 32767;
+  alignas(64) int32_t words[kRunBlocks * kParts * kRows * kWords * kLanes];
+  // [block][row]
+  float unit[kPadded];
+  float total[kPadded];  // sum of the rounded weights
 
-// Adds sum_t p_t * (a * level_t) for kRows rows, channel by channel.
-template <int kRows>
-struct AccumulateTask {
-  const PagePlan& plan;
-  const Run& run;
-  const float* p;  // [token / kLanes][kRows][kLanes]
-  float* acc;      // [kRows][acc_stride]
-  int64_t acc_stride;
-  int c = 0;
+  HWY_INLINE int32_t* at(int block, int part, int row) {
+    return words + ((block * kParts + part) * kRows + row) * kWords * kLanes;
+  }
+  HWY_INLINE const int32_t* at(int block, int part, int row) const {
+    return words + ((block * kParts + part) * kRows + row) * kWords * kLanes;
+  }
 
-  // kChannels channels from c on: two at a time share the loads of p and hide the latency of
-  // multiply-add.
-  template <int kBits, int kChannels>
-  HWY_INLINE void Add(VU8 table) {
+  void Make(int n_blocks, const float* p, int64_t p_stride) {
     const DF df;
-    constexpr int kSums = (kRows * kChannels + 3) / 4 * 4;
-    VF sums[kSums];
-    for (VF& sum : sums) sum = hn::Zero(df);
-    const float* weights = p;
-    for (int block = 0; block < run.n_blocks; ++block) {
-      const uint8_t* codes = run.codes[block] + plan.code_offset[c];
-      hwy::Prefetch(codes + kAhead);
-      for (int part = 0; part < kParts; ++part, weights += kRows * kPart) {
-        for (int k = 0; k < kChannels; ++k) {
-          VF value[kVecs];
-          LoadLevels<kBits>(codes + k * 4 * kBits, part, table, value);
-          for (int j = 0; j < kVecs; ++j) {
-            if constexpr (kBits <= 8) {
-              value[j] = hn::Mul(value[j], hn::Set(df, run.a[block][c + k]));
-            }
-            for (int i = 0; i < kRows; ++i) {
-              VF& sum = sums[k * kRows + i];
-              sum = hn::MulAdd(value[j], hn::Load(df, weights + (j * kRows + i) * kLanes), sum);
-            }
-          }
+    const hn::CappedTag<float, 4> d4;
+    const int n = n_blocks * kRows;
+    VF most[kPadded], sums[kPadded];
+    float inverse[kPadded];
+    for (int j = 0; j < n; ++j) {
+      const float* const from = p + j % kRows * p_stride + j / kRows * kBlockTokens;
+      most[j] = hn::Abs(hn::LoadU(df, from));
+      for (int t = kLanes; t < kBlockTokens; t += kLanes) {
+        most[j] = hn::Max(most[j], hn::Abs(hn::LoadU(df, from + t)));
+      }
+    }
+    for (int j = n; j < kPadded && j < n + 3; ++j) most[j] = sums[j] = hn::Zero(df);
+    for (int j = 0; j < n; j += 4) {
+      IntegerUnits(MaxesOfLanes(most + j), kRange, inverse + j, unit + j);
+    }
+    for (int j = 0; j < n; ++j) {
+      const float* const from = p + j % kRows * p_stride + j / kRows * kBlockTokens;
+      sums[j] = Round(from, hn::Set(df, inverse[j]), j / kRows, j % kRows);
+    }
+    for (int j = 0; j < n; j += 4) {
+      hn::StoreU(hn::Mul(SumsOfLanes(sums + j), hn::LoadU(d4, unit + j)), d4, total + j);
+    }
+  }
+
+  // Writes the words of one row and block; returns partial sums of the integers.
+  HWY_INLINE VF Round(const float* p, VF inverse, int block, int row) {
+    const DF df;
+    const DI32 di32;
+    VI32 sum = hn::Zero(di32);
+    for (int part = 0; part < kParts; ++part) {
+      const VI32 w = hn::NearestInt(hn::Mul(hn::LoadU(df, p + part * kLanes), inverse));
+      sum = hn::Add(sum, w);
+      int32_t* const to = at(block, part, row);
+      if constexpr (kFast) {
+        hn::Store(hn::Broadcast<0>(FoursUp(w)), di32, to);
+      } else {
+        const VI32 pairs = PairUp(w);
+        hn::Store(hn::Broadcast<0>(pairs), di32, to);
+        hn::Store(hn::Broadcast<1>(pairs), di32, to + kLanes);
+      }
+    }
+    return hn::ConvertTo(df, sum);
+  }
+};
+
+// Adds unit * a * sum_t w_t level_t for kRows rows, quad by quad. Lane l of a 128-bit block is
+// channel l of the quad.
+template <int kRows, bool kFast>
+struct AccumulateTask {
+  const Run& run;
+  const Weights<kRows, kFast>& weights;
+  const float* scaled;  // a * unit: [block][kRows][stride]
+  float* acc;           // [kRows][stride] in slots
+  int64_t stride;
+
+  // unit * a * (sum of products) of one block; every row as a vector of partial sums. scaled: of
+  // the block and quad.
+  template <int kBits, LevelKind kKind>
+  HWY_INLINE void AddBlock(const uint8_t* codes, VU8 table, int block, const float* a,
+                           VF* sums) const {
+    const DF df;
+    const DI32 di32;
+    VI32 sum[kRows];
+    for (VI32& s : sum) s = hn::Zero(di32);
+    for (int part = 0; part < kParts; ++part) {
+      const VU8 level = LoadLevels<kBits, kKind>(codes, part, table);
+      if constexpr (kFast) {
+        for (int i = 0; i < kRows; ++i) {
+          const VI32 w = hn::Load(di32, weights.at(block, part, i));
+          sum[i] = AddFours(sum[i], level, hn::BitCast(DU8(), w));
+        }
+      } else {
+        const VI16 even = EvenLevels(level), odd = OddLevels(level);
+        for (int i = 0; i < kRows; ++i) {
+          const int32_t* const w = weights.at(block, part, i);
+          sum[i] = AddPairs(sum[i], even, hn::BitCast(DI16(), hn::Load(di32, w)));
+          sum[i] = AddPairs(sum[i], odd, hn::BitCast(DI16(), hn::Load(di32, w + kLanes)));
         }
       }
     }
-    const hn::CappedTag<float, 4> d4;
-    alignas(16) float totals[kSums];
-    for (int i = 0; i < kSums; i += 4) hn::Store(SumsOfLanes(sums + i), d4, totals + i);
-    for (int k = 0; k < kChannels; ++k) {
-      for (int i = 0; i < kRows; ++i) acc[i * acc_stride + c + k] += totals[k * kRows + i];
+    for (int i = 0; i < kRows; ++i) {
+      sums[i] = hn::MulAdd(hn::ConvertTo(df, sum[i]), hn::LoadDup128(df, a + i * stride), sums[i]);
     }
   }
 
-  // The run of channels with kBits bits that starts at c.
-  template <int kBits>
-  HWY_INLINE void Channels() {
-    const VU8 table = LevelTable(plan, kBits);
-    int end = c + 1;
-    while (end < plan.rank && plan.bits[end] == kBits) ++end;
-    for (; c + 2 <= end; c += 2) Add<kBits, 2>(table);
-    if (c < end) {
-      Add<kBits, 1>(table);
-      ++c;
+  template <int kBits, LevelKind kKind>
+  HWY_INLINE void Quads(const QuadRun& quads) {
+    const DF df;
+    const hn::CappedTag<float, 4> d4;
+    const VU8 table = LevelTable<kBits, kKind>();
+    for (int q = 0; q < quads.count; ++q) {
+      const size_t offset = quads.offset + static_cast<size_t>(q) * 16 * kBits;
+      const int slot = (quads.first + q) * kQuad;
+      VF sums[kRows];
+      for (VF& sum : sums) sum = hn::Zero(df);
+      for (int block = 0; block < run.n_blocks; ++block) {
+        const uint8_t* const codes = run.codes[block] + offset;
+        hwy::Prefetch(codes + kAhead);
+        AddBlock<kBits, kKind>(codes, table, block, scaled + block * kRows * stride + slot, sums);
+      }
+      for (int i = 0; i < kRows; ++i) {
+        float* const to = acc + i * stride + slot;
+        hn::StoreU(hn::Add(hn::LoadU(d4, to), SumOfBlocks(df, sums[i])), d4, to);
+      }
     }
   }
 };
 
-// The rows of one pass: p is copied so that a pass reads it in order and on cache lines.
-template <int kRows>
-void AccumulateRows(const PagePlan& plan, const Run& run, const AccumulateArgs& args) {
-  const DF df;
-  alignas(64) float tile[kRows * kRunBlocks * kBlockTokens];
-  for (int t = 0; t < run.n_blocks * kBlockTokens; t += kLanes) {
-    for (int i = 0; i < kRows; ++i) {
-      hn::Store(hn::LoadU(df, args.p + i * args.p_stride + t), df, tile + t * kRows + i * kLanes);
+// A run of pages with their scales, as all rows see them.
+struct RunScales {
+  const PagePlan& plan;
+  float* a;        // [page][stride]
+  float* rest;     // [page][stride]: z - a * mid
+  int64_t stride;  // of slots
+
+  void Load(const PageRun& pages) {
+    const DF df;
+    for (int page = 0; page < pages.n_pages; ++page) {
+      for (int s = 0; s < plan.slots; s += kLanes) {
+        VF va, vz;
+        LoadScales(plan, pages.pages[page], 0, s, va, vz);
+        const VF mid = hn::LoadU(df, plan.mid.data() + s);
+        hn::StoreU(va, df, a + page * stride + s);
+        hn::StoreU(hn::NegMulAdd(va, mid, vz), df, rest + page * stride + s);
+      }
     }
   }
-  AccumulateTask<kRows> task{plan, run, tile, args.acc, args.acc_stride};
-  while (task.c < plan.rank) ForBits(plan.bits[task.c], task);
+};
+
+// kRows rows of the blocks [first, first + run.n_blocks) of all pages. p: of the first block. acc:
+// [kRows][stride] in slots. scaled: [kRunBlocks][kRows][stride].
+template <int kRows, bool kFast>
+void AccumulateRows(const RunScales& scales, const Run& run, int first, const float* p,
+                    int64_t p_stride, float* acc, float* scaled) {
+  const DF df;
+  const PagePlan& plan = scales.plan;
+  const int64_t stride = scales.stride;
+  Weights<kRows, kFast> weights;
+  weights.Make(run.n_blocks, p, p_stride);
+  for (int block = 0; block < run.n_blocks; ++block) {
+    const int page = (first + block) / plan.blocks();
+    const float* const a = scales.a + page * stride;
+    const float* const rest = scales.rest + page * stride;
+    for (int i = 0; i < kRows; ++i) {
+      const VF unit = hn::Set(df, weights.unit[block * kRows + i]);
+      const VF total = hn::Set(df, weights.total[block * kRows + i]);
+      float* const to = acc + i * stride;
+      float* const products = scaled + (block * kRows + i) * stride;
+      for (int s = 0; s < plan.slots; s += kLanes) {
+        hn::StoreU(hn::Mul(hn::LoadU(df, a + s), unit), df, products + s);
+        hn::StoreU(hn::MulAdd(total, hn::LoadU(df, rest + s), hn::LoadU(df, to + s)), df, to + s);
+      }
+    }
+  }
+  AccumulateTask<kRows, kFast> task{run, weights, scaled, acc, stride};
+  for (const QuadRun& quads : plan.runs) ForBits(plan, quads, task);
 }
 
 // AccumulateRows<rows>, rows <= kMost.
-template <int kMost>
-HWY_INLINE void AccumulateRowsOf(int rows, const PagePlan& plan, const Run& run,
-                                 const AccumulateArgs& args) {
+template <int kMost, bool kFast>
+HWY_INLINE void AccumulateRowsOf(int rows, const RunScales& scales, const Run& run, int first,
+                                 const float* p, int64_t p_stride, float* acc, float* scaled) {
   if (rows == kMost) {
-    AccumulateRows<kMost>(plan, run, args);
+    AccumulateRows<kMost, kFast>(scales, run, first, p, p_stride, acc, scaled);
   } else if constexpr (kMost > 1) {
-    AccumulateRowsOf<kMost - 1>(rows, plan, run, args);
+    AccumulateRowsOf<kMost - 1, kFast>(rows, scales, run, first, p, p_stride, acc, scaled);
   }
 }
 
-// All rows of args, in passes of near equal size; args.p is that of the run's first token.
-void AccumulateRun(const Run& run, AccumulateArgs args) {
-  const int passes = (args.rows + kAccumulateRows - 1) / kAccumulateRows;
-  for (int pass = 0; pass < passes; ++pass) {
-    const int n = args.rows / (passes - pass);
-    AccumulateRowsOf<kAccumulateRows>(n, *args.run.plan, run, args);
-    args.rows -= n;
-    args.p += n * args.p_stride;
-    args.acc += n * args.acc_stride;
-  }
-}
-
-// Sum of n floats, n a multiple of 8.
-HWY_INLINE float Sum(const float* x, int n) {
-  const hn::CappedTag<float, 8> d;
-  auto sum = hn::Zero(d);
-  for (int i = 0; i < n; i += static_cast<int>(hn::MaxLanes(d))) {
-    sum = hn::Add(sum, hn::LoadU(d, x + i));
-  }
-  return hn::GetLane(hn::SumOfLanes(d, sum));
-}
-
-// acc[i][c] += sum over the pages of z[page][c] * sum_t p[i][t].
-void AddZeros(const AccumulateArgs& args, const float* z, int64_t stride, float* sums) {
-  const DF df;
-  const PagePlan& plan = *args.run.plan;
-  const int n_pages = args.run.n_pages;
-  for (int i = 0; i < args.rows; ++i) {
-    for (int page = 0; page < n_pages; ++page) {
-      const float* weights = args.p + i * args.p_stride + page * plan.page_tokens;
-      sums[page] = Sum(weights, plan.page_tokens);
-    }
-    for (int c = 0; c < plan.rank; c += kLanes) {
-      float* to = args.acc + i * args.acc_stride + c;
-      VF sum = LoadFirst(to, plan.rank - c);
-      for (int page = 0; page < n_pages; ++page) {
-        const VF weight = hn::Set(df, sums[page]);
-        sum = hn::MulAdd(weight, hn::LoadU(df, z + page * stride + c), sum);
-      }
-      StoreFirst(sum, to, plan.rank - c);
-    }
-  }
-}
-
-// Scales change within a block (groups of 8 and 16 tokens, scales per token): channels are decoded
-// first.
+// Scales change within a block (groups of 8 and 16 tokens, scales per token), or the codes are in
+// order for scores: channels are decoded first.
 void AccumulateDecoded(const AccumulateArgs& args, const uint8_t* page, int block, const float* p) {
   const DF df;
-  const hn::CappedTag<float, 4> d4;
   const PagePlan& plan = *args.run.plan;
-  alignas(64) float values[kLanes * kBlockTokens] = {};
-  for (int c = 0; c < plan.rank; c += kLanes) {
-    const int n = Least(kLanes, plan.rank - c);
-    DecodeChannels(plan, page, block, c, c + n, values);
+  alignas(64) float values[kQuadCodes];
+  const hn::CappedTag<float, 4> d4;
+  for (int quad = 0; quad < plan.slots / kQuad; ++quad) {
+    DecodeQuad(plan, page, block, quad, values);
     for (int i = 0; i < args.rows; ++i) {
-      const float* weights = p + i * args.p_stride;
-      for (int k = 0; k < n; k += 4) {
-        VF sums[4];
-        for (VF& sum : sums) sum = hn::Zero(df);
-        for (int t = 0; t < kBlockTokens; t += kLanes) {
-          const VF weight = hn::LoadU(df, weights + t);
-          for (int j = 0; j < 4; ++j) {
-            const float* from = values + (k + j) * kBlockTokens + t;
-            sums[j] = hn::MulAdd(weight, hn::Load(df, from), sums[j]);
-          }
-        }
-        alignas(16) float totals[4];
-        hn::Store(SumsOfLanes(sums), d4, totals);
-        for (int j = 0; j < Least(4, n - k); ++j) {
-          args.acc[i * args.acc_stride + c + k + j] += totals[j];
+      VF sums[kQuad];
+      for (VF& sum : sums) sum = hn::Zero(df);
+      for (int t = 0; t < kBlockTokens; t += kLanes) {
+        const VF weight = hn::LoadU(df, p + i * args.p_stride + t);
+        for (int l = 0; l < kQuad; ++l) {
+          sums[l] = hn::MulAdd(weight, hn::Load(df, values + l * kBlockTokens + t), sums[l]);
         }
       }
+      alignas(16) float totals[kQuad];
+      hn::Store(SumsOfLanes(sums), d4, totals);
+      for (int l = 0; l < kQuad; ++l) {
+        const int c = plan.channel[quad * kQuad + l];
+        if (c >= 0) args.acc[i * args.acc_stride + c] += totals[l];
+      }
+    }
+  }
+}
+
+// Pages whose scales hold for whole blocks, all rows, into acc in slots.
+void AccumulateQuads(const AccumulateArgs& args, const RunScales& scales, float* acc,
+                     float* scaled) {
+  const PagePlan& plan = *args.run.plan;
+  const bool fast = args.fast && kHasByteProducts;
+  const int blocks = args.run.n_pages * plan.blocks();
+  const int passes = (args.rows + kAccumulateRows - 1) / kAccumulateRows;
+  for (int first = 0; first < blocks; first += kRunBlocks) {
+    Run run;
+    for (int b = first; b < blocks && b < first + kRunBlocks; ++b) {
+      run.codes[run.n_blocks++] = args.run.pages[b / plan.blocks()] +
+                                  static_cast<size_t>(b % plan.blocks()) * plan.block_bytes;
+    }
+    for (int pass = 0, row = 0; pass < passes; ++pass) {
+      const int n = (args.rows - row) / (passes - pass);
+      const float* const p = args.p + row * args.p_stride + first * kBlockTokens;
+      float* const to = acc + row * scales.stride;
+      if (kHasByteProducts && fast) {
+        AccumulateRowsOf<kAccumulateRows, kHasByteProducts>(n, scales, run, first, p, args.p_stride,
+                                                            to, scaled);
+      } else {
+        AccumulateRowsOf<kAccumulateRows, false>(n, scales, run, first, p, args.p_stride, to,
+                                                 scaled);
+      }
+      row += n;
     }
   }
 }
 
 void Accumulate(const AccumulateArgs& args) {
-  const DF df;
   const PagePlan& plan = *args.run.plan;
-  if (!plan.raw && (plan.groups() > 1 || plan.token_scaled())) {
-    for (int i = 0; i < args.run.n_pages * plan.blocks(); ++i) {
-      AccumulateDecoded(args, args.run.pages[i / plan.blocks()], i % plan.blocks(),
-                        args.p + i * kBlockTokens);
+  if (plan.raw) return plan.bits[0] == 16 ? AccumulateRaw<16>(args) : AccumulateRaw<32>(args);
+  if (plan.groups() > 1 || plan.token_scaled() || plan.order != CodeOrder::kForSums) {
+    for (int b = 0; b < args.run.n_pages * plan.blocks(); ++b) {
+      AccumulateDecoded(args, args.run.pages[b / plan.blocks()], b % plan.blocks(),
+                        args.p + b * kBlockTokens);
     }
     return;
   }
-  const int64_t stride = plan.rank + kChannelPadding;
-  float* a = args.scratch;
-  float* z = a + args.run.n_pages * stride;
-  if (!plan.raw) {
-    for (int page = 0; page < args.run.n_pages; ++page) {
-      for (int c = 0; c < plan.rank; c += kLanes) {
-        VF va, vz;
-        LoadScales(plan, args.run.pages[page], 0, c, va, vz);
-        hn::StoreU(va, df, a + page * stride + c);
-        hn::StoreU(vz, df, z + page * stride + c);
-      }
+  const int64_t stride = plan.slots + kChannelPadding;
+  float* const a = args.scratch;
+  RunScales scales{plan, a, a + args.run.n_pages * stride, stride};
+  float* const acc = scales.rest + args.run.n_pages * stride;  // [rows][stride] in slots
+  float* const scaled = acc + args.rows * stride;
+  scales.Load(args.run);
+  std::memset(acc, 0, static_cast<size_t>(args.rows * stride) * sizeof(float));
+  AccumulateQuads(args, scales, acc, scaled);
+  for (int i = 0; i < args.rows; ++i) {
+    for (int c = 0; c < plan.rank; ++c) {
+      args.acc[i * args.acc_stride + c] += acc[i * stride + plan.slot[c]];
     }
   }
-  const int pages_per_run = kRunBlocks / plan.blocks();
-  for (int first = 0; first < args.run.n_pages; first += pages_per_run) {
-    Run run;
-    for (int page = first; page < args.run.n_pages && page < first + pages_per_run; ++page) {
-      for (int block = 0; block < plan.blocks(); ++block) {
-        run.codes[run.n_blocks] =
-            args.run.pages[page] + static_cast<size_t>(block) * plan.block_bytes;
-        run.a[run.n_blocks++] = a + page * stride;
-      }
-    }
-    AccumulateArgs part = args;
-    part.p += static_cast<int64_t>(first) * plan.page_tokens;
-    AccumulateRun(run, part);
-  }
-  if (!plan.raw) AddZeros(args, z, stride, z + args.run.n_pages * stride);
 }
 
 void AddAccumulateTarget(KernelTable& table) { table.accumulate = Accumulate; }

@@ -18,45 +18,70 @@ namespace HWY_NAMESPACE {
 namespace {
 #if PALU_IS_SIMD(HWY_TARGET)
 
-void DecodeBlock(const PagePlan& plan, const uint8_t* page, int block, float* out) {
-  for (int c = 0; c < plan.rank; c += kLanes) {
-    DecodeChannels(plan, page, block, c, Least(c + kLanes, plan.rank), out + c * kBlockTokens);
+// 32 tokens of one channel of a raw side.
+HWY_INLINE void DecodeRaw(const PagePlan& plan, const uint8_t* page, int block, int c, float* out) {
+  const DF df;
+  const uint8_t* const from =
+      page + static_cast<size_t>(block) * plan.block_bytes + plan.raw_offset(c);
+  if (plan.bits[0] == 32) {
+    std::memcpy(out, from, kBlockTokens * sizeof(float));
+    return;
+  }
+  for (int t = 0; t < kBlockTokens; t += kLanes) {
+    hn::StoreU(LoadF16(reinterpret_cast<const uint16_t*>(from) + t), df, out + t);
   }
 }
 
-using D4 = hn::CappedTag<float, 4>;
+void DecodeBlock(const PagePlan& plan, const uint8_t* page, int block, float* out) {
+  for (int c = 0; c < plan.rank && plan.raw; ++c) {
+    DecodeRaw(plan, page, block, c, out + c * kBlockTokens);
+  }
+  for (int quad = 0; quad < plan.slots / kQuad; ++quad) {
+    alignas(64) float values[kQuadCodes];
+    DecodeQuad(plan, page, block, quad, values);
+    for (int l = 0; l < kQuad; ++l) {
+      const int c = plan.channel[quad * kQuad + l];
+      if (c < 0) continue;
+      std::memcpy(out + c * kBlockTokens, values + l * kBlockTokens, kBlockTokens * sizeof(float));
+    }
+  }
+}
 
-// to[i * to_stride + j] = from[j * 32 + i] for i, j < 4.
-HWY_INLINE void Transpose4x4(const float* from, float* to, int64_t to_stride) {
-  const D4 d;
-  const auto r0 = hn::LoadU(d, from), r1 = hn::LoadU(d, from + kBlockTokens);
-  const auto r2 = hn::LoadU(d, from + 2 * kBlockTokens);
-  const auto r3 = hn::LoadU(d, from + 3 * kBlockTokens);
-  const auto low02 = hn::InterleaveLower(d, r0, r2), high02 = hn::InterleaveUpper(d, r0, r2);
-  const auto low13 = hn::InterleaveLower(d, r1, r3), high13 = hn::InterleaveUpper(d, r1, r3);
-  hn::StoreU(hn::InterleaveLower(d, low02, low13), d, to);
-  hn::StoreU(hn::InterleaveUpper(d, low02, low13), d, to + to_stride);
-  hn::StoreU(hn::InterleaveLower(d, high02, high13), d, to + 2 * to_stride);
-  hn::StoreU(hn::InterleaveUpper(d, high02, high13), d, to + 3 * to_stride);
+// out[t * out_stride + channel of lane l] = values[t][l].
+HWY_INLINE void ScatterTokens(const int16_t* channel, const float* values, float* out,
+                              int64_t out_stride) {
+  const int c = channel[0];
+  if (channel[1] == c + 1 && channel[2] == c + 2 && channel[3] == c + 3) {
+    for (int t = 0; t < kBlockTokens; ++t) {
+      std::memcpy(out + t * out_stride + c, values + t * kQuad, kQuad * sizeof(float));
+    }
+    return;
+  }
+  for (int l = 0; l < kQuad; ++l) {
+    for (int t = 0; t < kBlockTokens && channel[l] >= 0; ++t) {
+      out[t * out_stride + channel[l]] = values[t * kQuad + l];
+    }
+  }
 }
 
 void DecodeBlockTokens(const PagePlan& plan, const uint8_t* page, int block, float* out,
                        int64_t out_stride) {
-  alignas(64) float channels[kLanes * kBlockTokens];
-  for (int c = 0; c < plan.rank; c += kLanes) {
-    const int n = Least(kLanes, plan.rank - c);
-    DecodeChannels(plan, page, block, c, c + n, channels);
-    int j = 0;
-    for (; j + 4 <= n; j += 4) {
-      for (int t = 0; t < kBlockTokens; t += 4) {
-        Transpose4x4(channels + j * kBlockTokens + t, out + t * out_stride + c + j, out_stride);
-      }
+  alignas(64) float values[kQuadCodes];
+  for (int c = 0; c < plan.rank && plan.raw; c += kQuad) {
+    const int n = Least(kQuad, plan.rank - c);
+    for (int l = 0; l < n; ++l) DecodeRaw(plan, page, block, c + l, values + l * kBlockTokens);
+    for (int t = 0; t < kBlockTokens && n == kQuad; t += 4) {
+      Transpose4x4(values + t, kBlockTokens, out + t * out_stride + c, out_stride);
     }
-    for (; j < n; ++j) {
+    for (int l = 0; l < n && n < kQuad; ++l) {
       for (int t = 0; t < kBlockTokens; ++t) {
-        out[t * out_stride + c + j] = channels[j * kBlockTokens + t];
+        out[t * out_stride + c + l] = values[l * kBlockTokens + t];
       }
     }
+  }
+  for (int quad = 0; quad < plan.slots / kQuad; ++quad) {
+    DecodeQuadTokens(plan, page, block, quad, values);
+    ScatterTokens(&plan.channel[quad * kQuad], values, out, out_stride);
   }
 }
 

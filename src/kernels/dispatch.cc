@@ -16,7 +16,7 @@ namespace {
 // Best first. A target is here if it was compiled and this CPU has it.
 std::vector<KernelTable> MakeTables() {
   std::vector<KernelTable> tables;
-  for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_SSE4, HWY_NEON}) {
+  for (const int64_t target : {HWY_AVX3_DL, HWY_AVX3, HWY_AVX2, HWY_SSE4, HWY_NEON}) {
     if ((hwy::SupportedTargets() & target) == 0) continue;
     KernelTable table = {};
     table.name = hwy::TargetName(target);

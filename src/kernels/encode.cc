@@ -142,7 +142,8 @@ struct Step {
 HWY_INLINE Step WriteScale(const PagePlan& plan, const Levels* lloyd_max, const float* x, int group,
                            int channel, uint8_t* page) {
   uint8_t* scales = page + plan.code_bytes();
-  const int i = group * plan.rank + channel, n = plan.group_size;
+  const int slot = plan.slot[channel];
+  const int i = group * plan.slots + slot, n = plan.group_size;
   if (plan.scales == ScaleFormat::kMinMax) {
     float min, max;
     MinMax(x, n, min, max);
@@ -150,11 +151,11 @@ HWY_INLINE Step WriteScale(const PagePlan& plan, const Levels* lloyd_max, const 
     const uint16_t scale = SaturatedF16((max - min) / steps);
     const uint16_t zero = SaturatedF16((min * 0.5f + max * 0.5f) + 0.0f);  // never -0
     std::memcpy(scales + 2 * i, &scale, 2);
-    std::memcpy(scales + 2 * (plan.groups() * plan.rank + i), &zero, 2);
+    std::memcpy(scales + 2 * (plan.groups() * plan.slots + i), &zero, 2);
     return {F16ToF32(scale), F16ToF32(zero)};
   }
   scales[i] = BestLog8(plan.bits[channel], lloyd_max, x, n);
-  return {Log8Value(scales[i]) * plan.unit[channel], 0.0f};
+  return {Log8Value(scales[i]) * plan.unit[slot], 0.0f};
 }
 
 // codes[t] = nearest code of x[t], n a multiple of 8. lloyd_max: null for uniform levels.
@@ -186,38 +187,24 @@ HWY_INLINE void NearestCodes(int bits, const Levels* lloyd_max, Step step, const
   }
 }
 
-// Cuts 32 codes into planes; the inverse of UnpackCodes. Bytes of a 64-bit word are eight tokens.
+// Cuts the 128 codes of a quad into planes; the inverse of UnpackCodes. Bytes of a 64-bit word are
+// eight codes in order.
 HWY_INLINE void PackCodes(const uint8_t* codes, int bits, uint8_t* to) {
-  uint64_t w[4];
+  constexpr int kWords = kQuadCodes / 8;
+  uint64_t w[kWords];
   std::memcpy(w, codes, sizeof(w));
-  if (bits == 8) {
-    std::memcpy(to, w, sizeof(w));
-    return;
-  }
-  if (bits & 4) {
-    constexpr uint64_t kMask = 0x0f0f0f0f0f0f0f0f;
-    const uint64_t plane[2] = {(w[0] & kMask) | (w[2] & kMask) << 4, (w[1] & kMask) | (w[3] & kMask)
-                                                                                          << 4};
-    std::memcpy(to, plane, sizeof(plane));
-    to += sizeof(plane);
-    for (uint64_t& word : w) word = word >> 4 & kMask;
-  }
-  if (bits & 2) {
-    constexpr uint64_t kMask = 0x0303030303030303;
-    const uint64_t plane =
-        (w[0] & kMask) | (w[1] & kMask) << 2 | (w[2] & kMask) << 4 | (w[3] & kMask) << 6;
-    std::memcpy(to, &plane, sizeof(plane));
-    to += sizeof(plane);
-    for (uint64_t& word : w) word = word >> 2;
-  }
-  if (bits & 1) {
-    constexpr uint64_t kMask = 0x0101010101010101;
-    // Word k holds tokens 8 k .. 8 k + 7: its lower four bytes go to bit 2 k, its upper four to bit
-    // 2 k + 1.
-    uint64_t both = 0;
-    for (int k = 0; k < 4; ++k) both |= (w[k] & kMask) << (2 * k);
-    const uint32_t plane = static_cast<uint32_t>(both) | static_cast<uint32_t>(both >> 32) << 1;
-    std::memcpy(to, &plane, sizeof(plane));
+  for (int width = 8; width > 0; width /= 2) {
+    if ((bits & width) == 0) continue;
+    const int plane_words = 2 * width;
+    const uint64_t mask = ((1ull << width) - 1) * 0x0101010101010101;
+    uint64_t plane[kWords] = {};
+    for (int i = 0; i < kWords; ++i) {
+      plane[i % plane_words] |= (w[i] & mask) << (width * (i / plane_words));
+      // The mask of the next plane cuts off what comes in from the byte above.
+      w[i] >>= width;
+    }
+    std::memcpy(to, plane, static_cast<size_t>(plane_words) * 8);
+    to += plane_words * 8;
   }
 }
 
@@ -234,33 +221,61 @@ HWY_INLINE void EncodeRaw(const float* x, int bits, uint8_t* to) {
   }
 }
 
-void EncodePage(const PagePlan& plan, const float* x, int64_t x_stride, uint8_t* page) {
-  if (plan.token_scaled() && !plan.raw) return EncodeTokenScaled(plan, x, x_stride, page);
-  const Levels all_levels[4] = {Levels(1), Levels(2), Levels(3), Levels(4)};
-  const int per_step = plan.group_size < kBlockTokens ? plan.group_size : kBlockTokens;
-  for (int c = 0; c < plan.rank; ++c, x += x_stride) {
-    const int bits = plan.bits[c];
-    uint8_t* to = page + plan.code_offset[c];
-    if (plan.raw) {
-      for (int t = 0; t < plan.page_tokens; t += kBlockTokens, to += plan.block_bytes) {
-        EncodeRaw(x + t, bits, to);
-      }
-      continue;
+// Codes of one quad and block in order. codes: [lane][token].
+HWY_INLINE void PackQuad(const PagePlan& plan, const uint8_t* codes, int bits, uint8_t* to) {
+  alignas(64) uint8_t ordered[kQuadCodes];
+  for (int l = 0; l < kQuad; ++l) {
+    for (int t = 0; t < kBlockTokens; ++t) {
+      ordered[plan.CodePlace(l, t)] = codes[l * kBlockTokens + t];
     }
-    const Levels* lloyd_max =
-        plan.scales == ScaleFormat::kLog8 && bits <= 4 ? &all_levels[bits - 1] : nullptr;
+  }
+  PackCodes(ordered, bits, to);
+}
+
+// One quad of all blocks of a page.
+HWY_INLINE void EncodeQuad(const PagePlan& plan, const QuadRun& run, int quad,
+                           const Levels* lloyd_max, const float* x, int64_t x_stride,
+                           uint8_t* page) {
+  constexpr int kMostBlocks = 4;
+  const int per_step = plan.group_size < kBlockTokens ? plan.group_size : kBlockTokens;
+  alignas(64) uint8_t codes[kMostBlocks * kQuadCodes] = {};
+  for (int l = 0; l < kQuad; ++l) {
+    const int c = plan.channel[quad * kQuad + l];
+    if (c < 0) continue;
     Step step{};
-    alignas(32) uint8_t codes[kBlockTokens];
     for (int t = 0; t < plan.page_tokens; t += per_step) {
+      const float* const values = x + c * x_stride + t;
       if (t % plan.group_size == 0) {
-        step = WriteScale(plan, lloyd_max, x + t, t / plan.group_size, c, page);
+        step = WriteScale(plan, lloyd_max, values, t / plan.group_size, c, page);
       }
-      const int in_block = t % kBlockTokens;
-      NearestCodes(bits, lloyd_max, step, x + t, per_step, codes + in_block);
-      if (in_block + per_step == kBlockTokens) {
-        PackCodes(codes, bits, to);
-        to += plan.block_bytes;
+      NearestCodes(run.bits, lloyd_max, step, values, per_step,
+                   codes + t / kBlockTokens * kQuadCodes + l * kBlockTokens + t % kBlockTokens);
+    }
+  }
+  uint8_t* to = page + run.offset + static_cast<size_t>(quad - run.first) * 16 * run.bits;
+  for (int block = 0; block < plan.blocks(); ++block, to += plan.block_bytes) {
+    PackQuad(plan, codes + block * kQuadCodes, run.bits, to);
+  }
+}
+
+void EncodePage(const PagePlan& plan, const float* x, int64_t x_stride, uint8_t* page) {
+  if (plan.raw) {
+    for (int c = 0; c < plan.rank; ++c) {
+      uint8_t* to = page + plan.raw_offset(c);
+      for (int t = 0; t < plan.page_tokens; t += kBlockTokens, to += plan.block_bytes) {
+        EncodeRaw(x + c * x_stride + t, plan.bits[0], to);
       }
+    }
+    return;
+  }
+  if (plan.token_scaled()) return EncodeTokenScaled(plan, x, x_stride, page);
+  std::memset(page + plan.code_bytes(), 0, plan.scale_bytes);  // scales of empty slots
+  const Levels all_levels[4] = {Levels(1), Levels(2), Levels(3), Levels(4)};
+  for (const QuadRun& run : plan.runs) {
+    const Levels* const lloyd_max =
+        plan.scales == ScaleFormat::kLog8 && run.bits <= 4 ? &all_levels[run.bits - 1] : nullptr;
+    for (int quad = run.first; quad < run.first + run.count; ++quad) {
+      EncodeQuad(plan, run, quad, lloyd_max, x, x_stride, page);
     }
   }
 }

@@ -47,7 +47,7 @@ inline Log8Candidates CandidatesAround(int bits, float anchor) {
   return {std::max(middle + kFirst[bits], 0), std::min(middle + kLast[bits], 255)};
 }
 
-// Widths of the planes of a channel of `bits` bits, in storage order; returns their number.
+// Widths of the planes of a quad of `bits` bits, in storage order; returns their number.
 inline int PlaneWidths(int bits, int widths[4]) {
   int n = 0;
   for (int width = 8; width > 0; width /= 2) {
@@ -56,15 +56,23 @@ inline int PlaneWidths(int bits, int widths[4]) {
   return n;
 }
 
-// ORs the code of token `t` (0..31) into a channel's block, which starts as zeros.
-inline void WriteCode(uint8_t* codes, int bits, int t, int code) {
+// First byte of the quad of a channel, in the block of token t of a page (0..page_tokens - 1).
+inline size_t QuadAt(const PagePlan& plan, int channel, int t) {
+  return static_cast<size_t>(t / kBlockTokens) * plan.block_bytes +
+         plan.quad_offset(plan.slot[channel] / kQuad);
+}
+
+// ORs one code into its quad, which starts as zeros.
+inline void WriteCode(const PagePlan& plan, uint8_t* page, int channel, int t, int code) {
+  uint8_t* plane = page + QuadAt(plan, channel, t);
+  const int j = plan.CodePlace(plan.slot[channel] % kQuad, t % kBlockTokens);
   int widths[4];
-  const int n = PlaneWidths(bits, widths);
+  const int n = PlaneWidths(plan.bits[channel], widths);
   for (int i = 0; i < n; ++i) {
     const int p = widths[i];
-    codes[t % (4 * p)] |= static_cast<uint8_t>((code & ((1 << p) - 1)) << (p * (t / (4 * p))));
+    plane[j % (16 * p)] |= static_cast<uint8_t>((code & ((1 << p) - 1)) << (p * (j / (16 * p))));
     code >>= p;
-    codes += 4 * p;
+    plane += 16 * p;
   }
 }
 

@@ -15,10 +15,7 @@ struct Token {
   int t;           // within the page
   uint8_t* page;
 
-  void Write(int channel, int code) const {
-    uint8_t* block = page + static_cast<size_t>(t / kBlockTokens) * plan.block_bytes;
-    WriteCode(block + plan.code_offset[channel], plan.bits[channel], t % kBlockTokens, code);
-  }
+  void Write(int channel, int code) const { WriteCode(plan, page, channel, t, code); }
   uint8_t* scales() const { return page + plan.code_bytes(); }
 };
 

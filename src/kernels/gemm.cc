@@ -20,7 +20,7 @@ namespace {
 #if PALU_IS_SIMD(HWY_TARGET)
 
 // Sums take kTileRows * 2 of the 32 or 16 registers.
-constexpr int kTileRows = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON ? 8 : 6;
+constexpr int kTileRows = PALU_IS_AVX512(HWY_TARGET) || HWY_TARGET == HWY_NEON ? 8 : 6;
 
 // A tile of c: kRows rows, kVecs vectors of columns.
 template <int kRows, int kVecs>

@@ -17,6 +17,7 @@
 namespace palu {
 
 inline constexpr int kMaxFusedRows = 8;  // query rows that Score and Accumulate take at once
+inline constexpr int kFusedBlocks = 8;   // blocks that they prepare together
 
 // One side (K or V) of one KV head: a run of pages anywhere in memory.
 struct PageRun {
@@ -34,8 +35,15 @@ struct ScoreArgs {
   float* out =
       nullptr;  // [rows][out_stride], tokens of the run: n_pages * page_tokens of them are written
   int64_t out_stride = 0;
-  float* scratch = nullptr;  // [(rows + 2) * (rank + 16)] floats
+  bool fast = false;         // integers of 8 bits where this target multiplies four at a time
+  float* scratch = nullptr;  // [ScoreScratch()]
 };
+
+// Floats that Score needs.
+inline size_t ScoreScratch(const PagePlan& plan, int rows) {
+  return static_cast<size_t>((2 + kFusedBlocks) * rows) *
+         static_cast<size_t>(plan.slots + kChannelPadding);
+}
 
 struct AccumulateArgs {
   PageRun run;
@@ -44,9 +52,15 @@ struct AccumulateArgs {
   int rows = 0;          // 1..kMaxFusedRows
   float* acc = nullptr;  // [rows][acc_stride] += sum_t p_t * latent_t, [rank] used
   int64_t acc_stride = 0;
-  float* scratch =
-      nullptr;  // [2 * n_pages * groups * (rank + 16) + n_pages * groups * rows] floats
+  bool fast = false;         // as in ScoreArgs
+  float* scratch = nullptr;  // [AccumulateScratch()]
 };
+
+// Floats that Accumulate needs for pages of a plan.
+inline size_t AccumulateScratch(const PagePlan& plan, int n_pages, int rows) {
+  return static_cast<size_t>(2 * n_pages + (1 + kFusedBlocks) * rows) *
+         static_cast<size_t>(plan.slots + kChannelPadding);
+}
 
 struct GemmArgs {  // c[m, n] = (accumulate ? c : 0) + a[m, k] * b[k, n], f32, row major
   const float* a = nullptr;
@@ -62,9 +76,10 @@ struct GemmArgs {  // c[m, n] = (accumulate ? c : 0) + a[m, k] * b[k, n], f32, r
 struct KernelTable {
   const char* name;  // "reference", "AVX2", "AVX3", ...
 
-  // out[i][t] = q[i] . latent_t for every token of the run.
+  // out[i][t] = q[i] . latent_t for every token of the run. Packed codes meet integers: score.cc
+  // states the error.
   void (*score)(const ScoreArgs&);
-  // acc[i] += sum_t p[i][t] * latent_t.
+  // acc[i] += sum_t p[i][t] * latent_t. The same holds for accumulate.cc.
   void (*accumulate)(const AccumulateArgs&);
   // Block `block` (32 tokens) of one page as f32 latents: out[channel * 32 + token].
   void (*decode_block)(const PagePlan&, const uint8_t* page, int block, float* out);

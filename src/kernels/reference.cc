@@ -15,17 +15,19 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// Code of token `t` (0..31) of a channel whose block starts at `codes`.
-int ReadCode(const uint8_t* codes, int bits, int t) {
+// Code of token t of the page (0..page_tokens - 1).
+int ReadCode(const PagePlan& plan, const uint8_t* page, int channel, int t) {
+  const uint8_t* plane = page + QuadAt(plan, channel, t);
+  const int j = plan.CodePlace(plan.slot[channel] % kQuad, t % kBlockTokens);
   int widths[4];
-  const int n = PlaneWidths(bits, widths);
+  const int n = PlaneWidths(plan.bits[channel], widths);
   int code = 0, low = 0;
   for (int i = 0; i < n; ++i) {
     const int p = widths[i];
-    const int field = (codes[t % (4 * p)] >> (p * (t / (4 * p)))) & ((1 << p) - 1);
+    const int field = (plane[j % (16 * p)] >> (p * (j / (16 * p)))) & ((1 << p) - 1);
     code |= field << low;
     low += p;
-    codes += 4 * p;
+    plane += 16 * p;
   }
   return code;
 }
@@ -66,15 +68,15 @@ Affine ReadTokenScale(const PagePlan& plan, const uint8_t* page, int t, int chan
 Affine ReadScale(const PagePlan& plan, const uint8_t* page, int t, int channel) {
   if (plan.token_scaled()) return ReadTokenScale(plan, page, t, channel);
   const uint8_t* scales = page + plan.code_bytes();
-  const int i = t / plan.group_size * plan.rank + channel;
+  const int slot = plan.slot[channel], i = t / plan.group_size * plan.slots + slot;
   Affine affine;
   if (plan.scales == ScaleFormat::kMinMax) {
-    const uint8_t* zeros = scales + 2 * plan.groups() * plan.rank;
+    const uint8_t* zeros = scales + 2 * plan.groups() * plan.slots;
     affine.a = F16ToF32(Load<uint16_t>(scales + 2 * i));
     affine.z = F16ToF32(Load<uint16_t>(zeros + 2 * i)) + affine.a * 0.5f;
   } else {
-    affine.a = Log8Value(scales[i]) * plan.unit[channel];
-    affine.z = affine.a * plan.half[channel];
+    affine.a = Log8Value(scales[i]) * plan.unit[slot];
+    affine.z = affine.a * plan.half[slot];
   }
   return affine;
 }
@@ -86,13 +88,15 @@ int Level(const PagePlan& plan, int bits, int code) {
 
 // Latent of `channel` for token `t` of the page (0..page_tokens - 1).
 float Decode(const PagePlan& plan, const uint8_t* page, int channel, int t) {
-  const int bits = plan.bits[channel], in_block = t % kBlockTokens;
-  const uint8_t* codes =
-      page + static_cast<size_t>(t / kBlockTokens) * plan.block_bytes + plan.code_offset[channel];
-  if (bits == 16) return F16ToF32(Load<uint16_t>(codes + 2 * in_block));
-  if (bits == 32) return Load<float>(codes + 4 * in_block);
+  const int bits = plan.bits[channel];
+  if (plan.raw) {
+    const uint8_t* const values =
+        page + static_cast<size_t>(t / kBlockTokens) * plan.block_bytes + plan.raw_offset(channel);
+    if (bits == 16) return F16ToF32(Load<uint16_t>(values + 2 * (t % kBlockTokens)));
+    return Load<float>(values + 4 * (t % kBlockTokens));
+  }
   const Affine affine = ReadScale(plan, page, t, channel);
-  return affine.a * static_cast<float>(Level(plan, bits, ReadCode(codes, bits, in_block))) +
+  return affine.a * static_cast<float>(Level(plan, bits, ReadCode(plan, page, channel, t))) +
          affine.z;
 }
 
@@ -206,19 +210,19 @@ uint8_t BestLog8(int bits, const float* x, int n) {
 // stored, that is, after rounding.
 Affine WriteScale(const PagePlan& plan, const float* x, int group, int channel, uint8_t* page) {
   uint8_t* scales = page + plan.code_bytes();
-  const int i = group * plan.rank + channel, n = plan.group_size;
+  const int slot = plan.slot[channel], i = group * plan.slots + slot, n = plan.group_size;
   if (plan.scales == ScaleFormat::kMinMax) {
     const auto [min, max] = std::minmax_element(x, x + n);
     const float steps = static_cast<float>((1 << plan.bits[channel]) - 1);
     const uint16_t scale = SaturatedF16((*max - *min) / steps);
     const uint16_t zero = SaturatedF16((*min * 0.5f + *max * 0.5f) + 0.0f);  // never -0
     StoreScalar(scales + 2 * i, scale);
-    StoreScalar(scales + 2 * (plan.groups() * plan.rank + i), zero);
+    StoreScalar(scales + 2 * (plan.groups() * plan.slots + i), zero);
     return {F16ToF32(scale), F16ToF32(zero)};
   }
   const uint8_t scale = BestLog8(plan.bits[channel], x, n);
   scales[i] = scale;
-  return {Log8Value(scale) * plan.unit[channel], 0.0f};
+  return {Log8Value(scale) * plan.unit[slot], 0.0f};
 }
 
 int NearestCode(const PagePlan& plan, int bits, const Affine& affine, float x) {
@@ -246,15 +250,16 @@ void EncodePage(const PagePlan& plan, const float* x, int64_t x_stride, uint8_t*
       if (!plan.raw && t % plan.group_size == 0) {
         affine = WriteScale(plan, latents + t, t / plan.group_size, c, page);
       }
-      const int in_block = t % kBlockTokens;
-      uint8_t* codes =
-          page + static_cast<size_t>(t / kBlockTokens) * plan.block_bytes + plan.code_offset[c];
+      if (!plan.raw) {
+        WriteCode(plan, page, c, t, NearestCode(plan, bits, affine, latents[t]));
+        continue;
+      }
+      uint8_t* const values =
+          page + static_cast<size_t>(t / kBlockTokens) * plan.block_bytes + plan.raw_offset(c);
       if (bits == 16) {
-        StoreScalar(codes + 2 * in_block, SaturatedF16(latents[t]));
-      } else if (bits == 32) {
-        StoreScalar(codes + 4 * in_block, latents[t]);
+        StoreScalar(values + 2 * (t % kBlockTokens), SaturatedF16(latents[t]));
       } else {
-        WriteCode(codes, bits, in_block, NearestCode(plan, bits, affine, latents[t]));
+        StoreScalar(values + 4 * (t % kBlockTokens), latents[t]);
       }
     }
   }

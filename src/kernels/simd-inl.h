@@ -23,6 +23,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 using DF = hn::ScalableTag<float>;
 using VF = hn::Vec<DF>;
 inline constexpr int kLanes = hn::MaxLanes(DF());
+// Products and weights whose largest is not above this count as zero, so that its inverse stays
+// finite.
+inline constexpr float kSmallest = 1e-30f;
 
 template <typename T>
 HWY_INLINE T LoadScalar(const void* from) {
@@ -35,7 +38,7 @@ HWY_INLINE T LoadScalar(const void* from) {
 HWY_INLINE VF LoadFirst(const float* from, int64_t n) {
   const DF df;
   if (n >= kLanes) return hn::LoadU(df, from);
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+#if HWY_TARGET == HWY_AVX2 || PALU_IS_AVX512(HWY_TARGET)
   return hn::MaskedLoad(hn::FirstN(df, static_cast<size_t>(n)), df, from);
 #else  // elsewhere a masked load is a full load and a select
   alignas(64) float lanes[kLanes] = {};
@@ -66,6 +69,54 @@ HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> SumOfBlocks(D d, V v) {
     (void)d;
     return v;
   }
+}
+
+// Lane i of the result is the sum of the lanes of v[i]. The order of the additions is the same for
+// every i.
+HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> SumsOfLanes(const VF v[4]) {
+  const DF df;
+  const hn::Repartition<double, DF> dd;
+  // Lanes 0..3 of every 128-bit block: sums over pairs of v0, v1, v0, v1, then of v2, v3, v2, v3.
+  const VF v01 = hn::Add(hn::InterleaveLower(df, v[0], v[1]), hn::InterleaveUpper(df, v[0], v[1]));
+  const VF v23 = hn::Add(hn::InterleaveLower(df, v[2], v[3]), hn::InterleaveUpper(df, v[2], v[3]));
+  const auto p01 = hn::BitCast(dd, v01), p23 = hn::BitCast(dd, v23);
+  const VF lower = hn::BitCast(df, hn::InterleaveLower(dd, p01, p23));
+  const VF upper = hn::BitCast(df, hn::InterleaveUpper(dd, p01, p23));
+  return SumOfBlocks(df, hn::Add(lower, upper));
+}
+
+// Largest of the 128-bit blocks of a vector, lane by lane.
+template <class D, class V>
+HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> MaxOfBlocks(D d, V v) {
+  if constexpr (hn::MaxLanes(D()) > 4) {
+    const hn::Half<D> dh;
+    return MaxOfBlocks(dh, hn::Max(hn::LowerHalf(dh, v), hn::UpperHalf(dh, v)));
+  } else {
+    (void)d;
+    return v;
+  }
+}
+
+// Lane i of the result is the largest lane of v[i].
+HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> MaxesOfLanes(const VF v[4]) {
+  const DF df;
+  const hn::Repartition<double, DF> dd;
+  const VF v01 = hn::Max(hn::InterleaveLower(df, v[0], v[1]), hn::InterleaveUpper(df, v[0], v[1]));
+  const VF v23 = hn::Max(hn::InterleaveLower(df, v[2], v[3]), hn::InterleaveUpper(df, v[2], v[3]));
+  const auto p01 = hn::BitCast(dd, v01), p23 = hn::BitCast(dd, v23);
+  const VF lower = hn::BitCast(df, hn::InterleaveLower(dd, p01, p23));
+  const VF upper = hn::BitCast(df, hn::InterleaveUpper(dd, p01, p23));
+  return MaxOfBlocks(df, hn::Max(lower, upper));
+}
+
+// What four numbers whose largest magnitudes are `largest` are multiplied with to fit
+// -range..range, and what an integer then stands for.
+HWY_INLINE void IntegerUnits(hn::Vec<hn::CappedTag<float, 4>> largest, float range, float* inverse,
+                             float* unit) {
+  const hn::CappedTag<float, 4> d4;
+  const auto inverses = hn::Div(hn::Set(d4, range), largest);
+  hn::StoreU(hn::IfThenElseZero(hn::Gt(largest, hn::Set(d4, kSmallest)), inverses), d4, inverse);
+  hn::StoreU(hn::Mul(largest, hn::Set(d4, 1.0f / range)), d4, unit);
 }
 
 // fp16 -> f32, exact. Highway's own SSE4 version does not know Inf and NaN.

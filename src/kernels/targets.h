@@ -14,8 +14,9 @@
 #endif
 // The others would add compile time, not speed. (SVE has no arrays of vectors, which the kernels
 // need.)
-#define HWY_DISABLED_TARGETS \
-  (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+// Ice Lake and later, Zen 4 and later: AVX-512 with products of four bytes (VNNI).
+#define HWY_WANT_AVX3_DL 1
 
 #include <cstdint>
 
@@ -23,12 +24,16 @@
 
 // Targets without vectors have no vector code: on such a CPU the reference is used.
 #define PALU_IS_SIMD(target) (((target) & (HWY_SCALAR | HWY_EMU128)) == 0)
+#define PALU_IS_AVX512(target) (((target) & (HWY_AVX3 | HWY_AVX3_DL)) != 0)
 
 // Fills in the functions of `target`; false if it was not compiled.
 #define PALU_EXPORT_KERNELS(NAME)                 \
   bool NAME(int64_t target, KernelTable& table) { \
     void (*add)(KernelTable&) = nullptr;          \
     switch (target) {                             \
+      case HWY_AVX3_DL:                           \
+        add = HWY_CHOOSE_AVX3_DL(NAME##Target);   \
+        break;                                    \
       case HWY_AVX3:                              \
         add = HWY_CHOOSE_AVX3(NAME##Target);      \
         break;                                    \

@@ -10,6 +10,8 @@
 namespace palu {
 namespace {
 
+static_assert(kChannelsPerStep == kQuad, "budgets are spent in the steps that pages are packed in");
+
 ScaleFormat Scales(const KVCacheConfig& config, Codec codec) {
   switch (codec) {
     case Codec::kTokenScalar:
@@ -31,10 +33,15 @@ void AppendRow(const std::vector<double>& rows, size_t row, int dim, std::vector
 class SideFit {
  public:
   // dim: of a head.
-  SideFit(const KVCacheConfig& config, const SideMethod& method, int dim, const LayerMoments& layer,
-          const std::vector<Moments>& moments, const std::vector<Moments>& metrics, double budget,
-          bool exact)
-      : config_(config), method_(method), layer_(layer), budget_(budget), exact_(exact) {
+  SideFit(const KVCacheConfig& config, const SideMethod& method, CodeOrder order, int dim,
+          const LayerMoments& layer, const std::vector<Moments>& moments,
+          const std::vector<Moments>& metrics, double budget, bool exact)
+      : config_(config),
+        method_(method),
+        order_(order),
+        layer_(layer),
+        budget_(budget),
+        exact_(exact) {
     for (size_t g = 0; g < layer_.groups.size(); ++g) {
       const HeadUnit& unit = layer_.units[layer_.groups[g].first];
       const int channels = dim * (unit.last - unit.first);
@@ -150,12 +157,13 @@ class SideFit {
       if (!axes.encoders.empty()) AppendRow(axes.encoders, c, group.dim, group.encoder);
     }
     group.plan = PagePlan::Make(std::move(kept), Scales(config_, method_.codec), config_.group_size,
-                                page_tokens);
+                                page_tokens, order_);
     return group;
   }
 
   const KVCacheConfig& config_;
   const SideMethod& method_;
+  const CodeOrder order_;
   const LayerMoments& layer_;
   const double budget_;  // of codes + scales, bits per element (bits=auto)
   const bool exact_;     // latents stay fp16 whatever the method
@@ -171,7 +179,8 @@ int64_t GroupBytes(const GroupCodec& g) {
   return means +
          static_cast<int64_t>(sizeof(GroupCodec) + g.mean.size() * sizeof(float) +
                               (g.basis.size() + g.encoder.size()) * sizeof(uint16_t) +
-                              g.plan.bits.size() * (1 + sizeof(uint32_t) + 2 * sizeof(float)));
+                              g.plan.bits.size() * (1 + sizeof(int16_t)) +
+                              g.plan.channel.size() * (sizeof(int16_t) + 3 * sizeof(float)));
 }
 
 double BitsPerElement(const SideCodec& side, bool with_scales) {
@@ -226,15 +235,15 @@ std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const Me
                                static_cast<size_t>(codec->units[u].last - codec->units[u].first),
                                static_cast<int>(u));
   }
-  codec->k = SideFit(config, method.keys, dim_k, moments, moments.k, moments.q, bits.k,
-                     config.only.layer >= 0 && config.only.values)
+  codec->k = SideFit(config, method.keys, CodeOrder::kForScores, dim_k, moments, moments.k,
+                     moments.q, bits.k, config.only.layer >= 0 && config.only.values)
                  .Make(page_tokens);
   for (size_t g = 0; g < moments.k_means.size(); ++g) {
     codec->k.groups[g].rotated_means = moments.k_means[g];
     codec->k.groups[g].mean.clear();
   }
-  codec->v = SideFit(config, method.values, dim_v, moments, moments.v, {}, bits.v,
-                     config.only.layer >= 0 && !config.only.values)
+  codec->v = SideFit(config, method.values, CodeOrder::kForSums, dim_v, moments, moments.v, {},
+                     bits.v, config.only.layer >= 0 && !config.only.values)
                  .Make(page_tokens);
   std::vector<const PagePlan*> k_plans, v_plans;
   for (const int g : codec->k.group_of_unit) k_plans.push_back(&codec->k.groups[g].plan);
