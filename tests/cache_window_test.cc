@@ -48,7 +48,7 @@ void ExpectAttentionOverWhatIsHeld(const KVCache& cache, int window, int64_t n) 
   const KVCache::KV kv = cache.Reconstruct();
   EXPECT_LT(RelL2(Attend(cache, q, qd), PlainAttention(q, qd, ToFloats(kv.k), kd, ToFloats(kv.v),
                                                        kd, {.window = window})),
-            1e-5)
+            AttentionError(cache))
       << n << " queries at " << cache.size();
 }
 
@@ -74,7 +74,7 @@ TEST(CacheWindow, StaysExactAndBoundedAt16Bits) {
       const Floats k = CopySlice(k16, d.dims, 0, at), v = CopySlice(v16, d.dims, 0, at);
       EXPECT_LT(RelL2(Attend(cache, q, qd),
                       PlainAttention(q, qd, k, Of(at), v, Of(at), {.window = window})),
-                1e-5);
+                AttentionError(cache));
       cache.Seal();
       EXPECT_EQ(cache.size(), at);
       EXPECT_EQ(cache.Stats().encoded_tokens, 0);

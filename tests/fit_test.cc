@@ -6,6 +6,8 @@
 #include "fit/basis.h"
 #include "fit/bit_plan.h"
 #include "fit/moments.h"
+#include "fit/rotated_mean.h"
+#include "kernels/kernels.h"
 #include "methods/layer_codec.h"
 #include "test_util.h"
 
@@ -278,6 +280,48 @@ TEST(SpectrumTest, RefusesWrongInput) {
   ExpectSays(add({1, 2, 0, 16}), {"0"});
   ExpectSays(MessageOf<InputError>([] { MomentSum(0, 16, 1); }), {"heads", "0"});
   ExpectSays(MessageOf<InputError>([] { MomentSum(2, 4096, 1); }), {"4096", "1024"});
+}
+
+// ---- waves ----
+
+TEST(WavesTest, ScoresAreTheDotProductsWithTheTurnedMean) {
+  constexpr int kDim = 64, kPlanes = kDim / 2;
+  for (const float base : {100.0f, 10000.0f, 1e6f}) {
+    for (const RopePairing pairing : {RopePairing::kHalves, RopePairing::kInterleaved}) {
+      RopeParams rope;
+      rope.pairing = pairing;
+      for (int i = 0; i < kPlanes; ++i) {
+        rope.inv_freq.push_back(std::pow(base, -static_cast<float>(i) / kPlanes));
+      }
+      const Floats mean = Gaussian(kDim, 31), q = Gaussian(kDim, 32);
+      const RotatedMean rotated(rope, mean);
+      Floats waves(2 * kPlanes), turned(2 * kPlanes);
+      const float rest = rotated.Coefficients(q.data(), waves.data());
+      EXPECT_EQ(rest, 0.0f);
+      Waves tables;
+      tables.Prepare(rotated.inv_freq());
+      for (const int64_t position : {int64_t{4}, int64_t{1028}, int64_t{131076}, int64_t{4}}) {
+        const float* const phase = tables.Phases(position);
+        for (int i = 0; i < kPlanes; ++i) {
+          const float c = phase[i], s = phase[kPlanes + i];
+          turned[i] = waves[i] * c + waves[kPlanes + i] * s;
+          turned[kPlanes + i] = waves[kPlanes + i] * c - waves[i] * s;
+        }
+        constexpr int kTokens = kWaveBlocks * kWaveBlock;
+        Floats scores(kTokens, 0.0f), keys(static_cast<size_t>(kTokens) * kDim, 0.0f);
+        Active().wave_scores({&tables.plan(), turned.data(), 1, kWaveBlocks, scores.data(), 0});
+        rotated.Add(position, kTokens, 1.0f, keys.data(), kDim);
+        double worst = 0, largest = 0;
+        for (int t = 0; t < kTokens; ++t) {
+          double dot = 0;
+          for (int d = 0; d < kDim; ++d) dot += static_cast<double>(q[d]) * keys[t * kDim + d];
+          worst = std::max(worst, std::fabs(dot - scores[t]));
+          largest = std::max(largest, std::fabs(dot));
+        }
+        EXPECT_LT(worst, 2e-5 * largest) << base << " at " << position;
+      }
+    }
+  }
 }
 
 // ---- bit plans ----

@@ -366,6 +366,33 @@ TEST_P(PageKernels, EmptySidesAndRunsAreFine) {
   EXPECT_EQ(acc, (std::vector<float>{1.0f, 2.0f}));
 }
 
+// --- waves ---
+
+TEST_P(Kernels, WaveScoresAreThoseOfTheTables) {
+  for (int trial = 0; trial < 40; ++trial) {
+    const int planes = Uniform(1, 70), rows = Uniform(1, 9), blocks = Uniform(0, kWaveBlocks);
+    WavePlan plan;
+    plan.planes = planes;
+    for (int i = 0; i < planes; ++i) (Uniform(0, 2) ? plan.slow : plan.fast).push_back(i);
+    const size_t n = static_cast<size_t>(planes);
+    plan.cos_block = Normal(n * kWaveBlocks);
+    plan.sin_block = Normal(n * kWaveBlocks);
+    plan.cos_near = Normal(plan.fast.size() * kWaveHalf);
+    plan.sin_near = Normal(plan.fast.size() * kWaveHalf);
+    plan.even = Normal(plan.slow.size() * kWaveTerms);
+    plan.odd = Normal(plan.slow.size() * kWaveTerms);
+    const std::vector<float> q = Normal(static_cast<size_t>(rows) * 2 * n);
+    const int64_t stride = blocks * kWaveBlock + Uniform(0, 5);
+    const std::vector<float> before = Normal(static_cast<size_t>(rows * stride));
+    std::vector<float> expected = before, out = before;
+    Reference().wave_scores({&plan, q.data(), rows, blocks, expected.data(), stride});
+    kernels().wave_scores({&plan, q.data(), rows, blocks, out.data(), stride});
+    for (size_t i = 0; i < out.size(); ++i) {
+      ASSERT_NEAR(out[i], expected[i], 1e-4) << "planes " << planes << " at " << i;
+    }
+  }
+}
+
 // --- gemm ---
 
 // A matrix whose last row ends at its last column.

@@ -101,33 +101,26 @@ void AddMeanScores(const AttendCall& call, int unit, const PreparedQueries& quer
   const RotatedMean& mean = codec.rotated_means[0];
   const int n = mean.planes();
   const int64_t rows = static_cast<int64_t>(queries.mean_waves.size()) / (2 * n);
-  thread_local RotatedMean::Waves waves;
+  thread_local Waves waves;
   thread_local std::vector<float> turned;
-  const int64_t blocks = tokens / kMeanBlock;
-  waves.Make(mean, call.sequence.position_of(first), blocks);
+  waves.Prepare(mean.inv_freq());
+  const float* const c = waves.Phases(call.sequence.position_of(first));
+  const float* const s = c + n;
   turned.resize(static_cast<size_t>(rows) * 2 * n);
-  for (int64_t b = 0; b < blocks; ++b) {
-    const float* const c = &waves.starts[b * 2 * n];
-    const float* const s = c + n;
-    for (int64_t r = 0; r < rows; ++r) {
-      const float* const from = &queries.mean_waves[r * 2 * n];
-      float* const to = &turned[r * 2 * n];
-      for (int i = 0; i < n; ++i) {
-        to[i] = from[i] * c[i] + from[n + i] * s[i];
-        to[n + i] = from[n + i] * c[i] - from[i] * s[i];
-      }
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* const from = &queries.mean_waves[r * 2 * n];
+    float* const to = &turned[r * 2 * n];
+    for (int i = 0; i < n; ++i) {
+      to[i] = from[i] * c[i] + from[n + i] * s[i];
+      to[n + i] = from[n + i] * c[i] - from[i] * s[i];
     }
-    Active().gemm({.a = turned.data(),
-                   .lda = 2 * n,
-                   .b = waves.within.data(),
-                   .ldb = kMeanBlock,
-                   .c = scores + b * kMeanBlock,
-                   .ldc = stride,
-                   .m = static_cast<int>(rows),
-                   .n = kMeanBlock,
-                   .k = 2 * n,
-                   .accumulate = true});
   }
+  Active().wave_scores({.plan = &waves.plan(),
+                        .q = turned.data(),
+                        .rows = static_cast<int>(rows),
+                        .n_blocks = static_cast<int>(tokens / kWaveBlock),
+                        .out = scores,
+                        .out_stride = stride});
 }
 
 void FinishScores(const AttendCall& call, int64_t query, float mean_dot, int64_t first,

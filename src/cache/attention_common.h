@@ -65,7 +65,7 @@ struct PreparedQueries {
 };
 
 // scores[r][t] += q_r . (rotated mean at the position of token first + t), t < tokens, a multiple
-// of 32, for all rows of the unit. Nothing if it has no rotated means.
+// of 32 and at most 1024, for all rows of the unit. Nothing if it has no rotated means.
 void AddMeanScores(const AttendCall& call, int unit, const PreparedQueries& queries, int64_t first,
                    int64_t tokens, float* scores, int64_t stride);
 

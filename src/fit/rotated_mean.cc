@@ -40,34 +40,74 @@ float RotatedMean::Coefficients(const float* q, float* out) const {
   return rest;
 }
 
-void RotatedMean::Waves::MakeWithin(const std::vector<float>& inv_freq) {
-  if (inv_freq_ == inv_freq) return;
-  inv_freq_ = inv_freq;
-  const size_t n = inv_freq.size();
-  within.resize(2 * n * kMeanBlock);
-  for (size_t i = 0; i < n; ++i) {
-    const Complex step = Phase(inv_freq[i], 1);
-    Complex value = 1.0;
-    for (size_t t = 0; t < kMeanBlock; ++t, value *= step) {
-      within[i * kMeanBlock + t] = static_cast<float>(value.real());
-      within[(n + i) * kMeanBlock + t] = static_cast<float>(value.imag());
-    }
+namespace {
+
+// Waves that turn by more than this over half a block are fast. Up to here the polynomials below
+// are off by at most 2^-17.
+constexpr double kSlowTurn = 0.75;
+constexpr int kKnownStarts = 256;
+
+// Coefficients of the polynomial in y^2 that equals f(y) at the three Chebyshev nodes of y^2 in
+// [0, 1].
+template <typename F>
+void FitTerms(const F& f, std::vector<float>& out) {
+  double z[kWaveTerms], g[kWaveTerms];
+  for (int i = 0; i < kWaveTerms; ++i) {
+    z[i] = 0.5 + 0.5 * std::cos(M_PI * (i + 0.5) / kWaveTerms);
+    g[i] = f(std::sqrt(z[i]));
+  }
+  // Newton's divided differences, then powers.
+  const double d01 = (g[1] - g[0]) / (z[1] - z[0]), d12 = (g[2] - g[1]) / (z[2] - z[1]);
+  const double d012 = (d12 - d01) / (z[2] - z[0]);
+  out.push_back(static_cast<float>(g[0] - d01 * z[0] + d012 * z[0] * z[1]));
+  out.push_back(static_cast<float>(d01 - d012 * (z[0] + z[1])));
+  out.push_back(static_cast<float>(d012));
+}
+
+void AddPlane(double w, WavePlan& plan) {
+  const int i = plan.planes++;
+  for (int k = 0; k < kWaveBlocks; ++k) {
+    const double phase = w * (k * kWaveBlock + 0.5 * (kWaveBlock - 1));
+    plan.cos_block.push_back(static_cast<float>(std::cos(phase)));
+    plan.sin_block.push_back(static_cast<float>(std::sin(phase)));
+  }
+  const double turn = w * kWaveHalf;
+  if (std::fabs(turn) <= kSlowTurn) {
+    plan.slow.push_back(i);
+    FitTerms([=](double y) { return std::cos(turn * y); }, plan.even);
+    FitTerms([=](double y) { return std::sin(turn * y) / y; }, plan.odd);
+    return;
+  }
+  plan.fast.push_back(i);
+  for (int j = 0; j < kWaveHalf; ++j) {
+    plan.cos_near.push_back(static_cast<float>(std::cos(w * (j + 0.5))));
+    plan.sin_near.push_back(static_cast<float>(std::sin(w * (j + 0.5))));
   }
 }
 
-void RotatedMean::Waves::Make(const RotatedMean& mean, int64_t position, int64_t blocks) {
-  const std::vector<float>& inv_freq = mean.rope_.inv_freq;
-  MakeWithin(inv_freq);
-  const size_t n = inv_freq.size();
-  starts.resize(static_cast<size_t>(blocks) * 2 * n);
+}  // namespace
+
+void Waves::Prepare(const std::vector<float>& inv_freq) {
+  if (inv_freq_ == inv_freq) return;
+  inv_freq_ = inv_freq;
+  plan_ = {};
+  for (const float w : inv_freq) AddPlane(w, plan_);
+  starts_.assign(kKnownStarts, {});
+}
+
+const float* Waves::Phases(int64_t position) {
+  // Runs start a multiple of their length after the first, so neighbours have places of their own.
+  Start& start = starts_[static_cast<size_t>(position / kWaveBlock % kKnownStarts)];
+  if (start.position == position) return start.phases.data();
+  const size_t n = inv_freq_.size();
+  start.phases.resize(2 * n);
   for (size_t i = 0; i < n; ++i) {
-    const Complex block = Phase(inv_freq[i], kMeanBlock);
-    Complex value = Phase(inv_freq[i], position);
-    for (int64_t b = 0; b < blocks; ++b, value *= block) {
-      starts[static_cast<size_t>(b) * 2 * n + i] = static_cast<float>(value.real());
-      starts[static_cast<size_t>(b) * 2 * n + n + i] = static_cast<float>(value.imag());
-    }
+    const Complex phase = Phase(inv_freq_[i], position);
+    start.phases[i] = static_cast<float>(phase.real());
+    start.phases[n + i] = static_cast<float>(phase.imag());
   }
+  start.position = position;
+  return start.phases.data();
 }
 
 }  // namespace palu

@@ -10,11 +10,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/wave_plan.h"
 #include "palu/rope.h"
 
 namespace palu {
-
-inline constexpr int kMeanBlock = 32;  // tokens whose scores are made at once
 
 class RotatedMean {
  public:
@@ -35,19 +34,7 @@ class RotatedMean {
   // A, then B, of one query: [2 planes]. Returns the part of q . mu that does not rotate.
   float Coefficients(const float* q, float* out) const;
 
-  // The waves of the planes over tokens position .. position + blocks * kMeanBlock - 1, in two
-  // factors: block starts and places within a block.
-  struct Waves {
-    std::vector<float> starts;  // [blocks][2 planes]: cos, then sin, at the start of a block
-    std::vector<float> within;  // [2 planes][kMeanBlock]: cos rows, then sin rows
-    // `within` is kept from call to call while the frequencies stay the same.
-    void Make(const RotatedMean& mean, int64_t position, int64_t blocks);
-
-   private:
-    void MakeWithin(const std::vector<float>& inv_freq);
-
-    std::vector<float> inv_freq_;  // of `within`
-  };
+  const std::vector<float>& inv_freq() const { return rope_.inv_freq; }
 
  private:
   int Re(int plane) const { return rope_.pairing == RopePairing::kHalves ? plane : 2 * plane; }
@@ -57,6 +44,27 @@ class RotatedMean {
 
   RopeParams rope_;
   std::vector<float> mean_;
+};
+
+// Waves of a rotation over runs of tokens: the tables of wave_plan.h, and the phases at the starts
+// of runs. Both are kept from call to call while the frequencies stay the same. Threads: one at a
+// time.
+class Waves {
+ public:
+  const WavePlan& plan() const { return plan_; }
+  void Prepare(const std::vector<float>& inv_freq);
+  // cos(w_i position), then sin: [2 planes]. Valid until the next call.
+  const float* Phases(int64_t position);
+
+ private:
+  struct Start {
+    int64_t position = -1;
+    std::vector<float> phases;
+  };
+
+  std::vector<float> inv_freq_;
+  WavePlan plan_;
+  std::vector<Start> starts_;  // the latest of every kind of position
 };
 
 }  // namespace palu

@@ -21,8 +21,9 @@ std::vector<KernelTable> MakeTables() {
     KernelTable table = {};
     table.name = hwy::TargetName(target);
     const bool compiled = AddScore(target, table) && AddAccumulate(target, table) &&
-                          AddDecode(target, table) && AddEncode(target, table) &&
-                          AddGemm(target, table) && AddVectorOps(target, table);
+                          AddWaves(target, table) && AddDecode(target, table) &&
+                          AddEncode(target, table) && AddGemm(target, table) &&
+                          AddVectorOps(target, table);
     if (compiled) tables.push_back(table);
   }
   return tables;

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/wave_plan.h"
 #include "codec/page_plan.h"
 
 namespace palu {
@@ -62,6 +63,16 @@ inline size_t AccumulateScratch(const PagePlan& plan, int n_pages, int rows) {
          static_cast<size_t>(plan.slots + kChannelPadding);
 }
 
+// Scores of a rotated mean: wave_plan.h.
+struct WaveArgs {
+  const WavePlan* plan = nullptr;
+  const float* q = nullptr;  // [rows][2 planes]: A, then B, at the run's first token
+  int rows = 0;
+  int n_blocks = 0;      // of 32 tokens, 0..kWaveBlocks
+  float* out = nullptr;  // [rows][out_stride] += score, 32 * n_blocks of them
+  int64_t out_stride = 0;
+};
+
 struct GemmArgs {  // c[m, n] = (accumulate ? c : 0) + a[m, k] * b[k, n], f32, row major
   const float* a = nullptr;
   int64_t lda = 0;
@@ -81,6 +92,7 @@ struct KernelTable {
   void (*score)(const ScoreArgs&);
   // acc[i] += sum_t p[i][t] * latent_t. The same holds for accumulate.cc.
   void (*accumulate)(const AccumulateArgs&);
+  void (*wave_scores)(const WaveArgs&);
   // Block `block` (32 tokens) of one page as f32 latents: out[channel * 32 + token].
   void (*decode_block)(const PagePlan&, const uint8_t* page, int block, float* out);
   // The same, token major: out[token * out_stride + channel].

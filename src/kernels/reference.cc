@@ -130,6 +130,36 @@ void Accumulate(const AccumulateArgs& args) {
   }
 }
 
+// Straight from the tables, wave by wave.
+void WaveScores(const WaveArgs& args) {
+  const WavePlan& plan = *args.plan;
+  const auto add = [&](int row, int block, int token, int plane, double cosine, double sine) {
+    const float* const q = args.q + static_cast<int64_t>(row) * 2 * plan.planes;
+    const double re = q[plane], im = q[plan.planes + plane];
+    const double c = plan.cos_block[plane * kWaveBlocks + block];
+    const double s = plan.sin_block[plane * kWaveBlocks + block];
+    const double sum = (re * c + im * s) * cosine + (im * c - re * s) * sine;
+    args.out[row * args.out_stride + block * kWaveBlock + token] += static_cast<float>(sum);
+  };
+  for (int i = 0; i < args.rows; ++i) {
+    for (int t = 0; t < args.n_blocks * kWaveBlock; ++t) {
+      const int block = t / kWaveBlock, token = t % kWaveBlock;
+      const int near = token < kWaveHalf ? kWaveHalf - 1 - token : token - kWaveHalf;
+      const double sign = token < kWaveHalf ? -1 : 1, y = (near + 0.5) / kWaveHalf;
+      for (size_t f = 0; f < plan.fast.size(); ++f) {
+        add(i, block, token, plan.fast[f], plan.cos_near[f * kWaveHalf + near],
+            sign * plan.sin_near[f * kWaveHalf + near]);
+      }
+      for (size_t j = 0; j < plan.slow.size(); ++j) {
+        const float* const e = &plan.even[j * kWaveTerms];
+        const float* const o = &plan.odd[j * kWaveTerms];
+        add(i, block, token, plan.slow[j], e[0] + y * y * (e[1] + y * y * e[2]),
+            sign * y * (o[0] + y * y * (o[1] + y * y * o[2])));
+      }
+    }
+  }
+}
+
 void DecodeBlock(const PagePlan& plan, const uint8_t* page, int block, float* out) {
   for (int c = 0; c < plan.rank; ++c) {
     for (int t = 0; t < kBlockTokens; ++t) {
@@ -323,6 +353,7 @@ const KernelTable& Reference() {
       .name = "reference",
       .score = Score,
       .accumulate = Accumulate,
+      .wave_scores = WaveScores,
       .decode_block = DecodeBlock,
       .decode_block_tokens = DecodeBlockTokens,
       .encode_page = EncodePage,

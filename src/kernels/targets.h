@@ -55,6 +55,7 @@ namespace palu {
 
 bool AddScore(int64_t target, KernelTable& table);
 bool AddAccumulate(int64_t target, KernelTable& table);
+bool AddWaves(int64_t target, KernelTable& table);
 bool AddDecode(int64_t target, KernelTable& table);
 bool AddEncode(int64_t target, KernelTable& table);
 bool AddGemm(int64_t target, KernelTable& table);
