@@ -47,8 +47,11 @@ def allowed(path, include):
         if first == own or first in SRC[own]:
             return None if (ROOT / "src" / include).exists() else "no such file in src/"
         return f"src/{own} may include: {', '.join(sorted(SRC[own] | {own}))}, palu"
-    # Adapters and apps: a neighbour, or a header of an adapter.
-    if (path.parent / include).exists() or (ROOT / "adapters" / include).exists():
+    # Adapters and apps: a neighbour, a header of the same program, or a header of an adapter.
+    roots = [path.parent, ROOT / "adapters"]
+    if parts[0] == "apps":
+        roots.append(ROOT / "apps" / parts[1])
+    if any((root / include).exists() for root in roots):
         return None
     return f"{parts[0]}/ may include palu/..., adapters and its own folder"
 

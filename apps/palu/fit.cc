@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "eval_model.h"
-#include "eval_options.h"
-#include "eval_protocol.h"
+#include "eval/load_model.h"
+#include "eval/options.h"
+#include "eval/protocol.h"
 #include "files.h"
 #include "interrupt.h"
 #include "palu/palu.h"

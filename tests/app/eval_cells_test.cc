@@ -1,14 +1,13 @@
-#include "eval_cells.h"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <limits>
 #include <string>
 
+#include "eval/cells.h"
+#include "eval/sha256.h"
 #include "palu/errors.h"
 #include "program.h"
-#include "sha256.h"
 
 namespace palu::app {
 namespace {

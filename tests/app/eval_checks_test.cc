@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "eval_greedy.h"
-#include "eval_needle.h"
+#include "eval/greedy.h"
+#include "eval/needle.h"
 #include "llama/model.h"
 #include "palu/errors.h"
 #include "program.h"

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "eval/sha256.h"
 #include "program.h"
-#include "sha256.h"
 #include "text_model.h"
 
 namespace palu::app {

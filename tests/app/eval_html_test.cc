@@ -1,5 +1,3 @@
-#include "eval_html.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,7 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "eval_plot.h"
+#include "eval/html.h"
+#include "eval/plot.h"
 #include "markup.h"
 #include "svg.h"
 

@@ -1,10 +1,10 @@
-#include "eval_results.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <string>
 #include <vector>
+
+#include "eval/results.h"
 
 namespace palu::app {
 namespace {

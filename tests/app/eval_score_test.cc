@@ -1,6 +1,4 @@
 // Scores against a plain implementation in double.
-#include "eval_score.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "eval/score.h"
 #include "parallel.h"
 
 namespace palu::app {

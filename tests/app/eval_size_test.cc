@@ -1,8 +1,8 @@
-#include "eval_size.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
+
+#include "eval/size.h"
 
 namespace palu::app {
 namespace {

@@ -1,4 +1,4 @@
-#include "eval_score.h"
+#include "eval/score.h"
 
 #include <algorithm>
 #include <cmath>

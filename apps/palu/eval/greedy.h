@@ -1,4 +1,4 @@
-// File: eval_greedy.h - greedy agreement: for how long does a model with this cache write the same
+// File: greedy.h - greedy agreement: for how long does a model with this cache write the same
 // as with an fp16 cache?
 #ifndef PALU_APPS_EVAL_GREEDY_H_
 #define PALU_APPS_EVAL_GREEDY_H_
@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "eval_cells.h"
-#include "eval_options.h"
+#include "eval/cells.h"
+#include "eval/options.h"
 #include "llama/model.h"
 
 namespace palu::app {

@@ -1,10 +1,10 @@
-#include "eval_html.h"
+#include "eval/html.h"
 
 #include <fmt/format.h>
 
 #include <cmath>
 
-#include "eval_plot.h"
+#include "eval/plot.h"
 #include "spectra_svg.h"
 #include "svg.h"
 

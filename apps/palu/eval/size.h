@@ -1,4 +1,4 @@
-// File: eval_size.h - the size of a cache as an evaluation reports it.
+// File: size.h - the size of a cache as an evaluation reports it.
 #ifndef PALU_APPS_EVAL_SIZE_H_
 #define PALU_APPS_EVAL_SIZE_H_
 

@@ -4,7 +4,7 @@
 //     {"note": NAME, "value": ...}                                a result of another check
 //     {"sha256": "..."}                                           of all bytes before this line
 // Floats of positions are 8 hexadecimal digits each (their bits), so that they come back exactly.
-#include "eval_cells.h"
+#include "eval/cells.h"
 
 #include <fmt/format.h>
 
@@ -20,9 +20,9 @@
 #include <string_view>
 #include <utility>
 
+#include "eval/sha256.h"
 #include "files.h"
 #include "palu/errors.h"
-#include "sha256.h"
 
 namespace palu::app {
 namespace {

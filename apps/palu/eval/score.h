@@ -1,4 +1,4 @@
-// File: eval_score.h - how far the predictions of one cache are from those of the reference cache.
+// File: score.h - how far the predictions of one cache are from those of the reference cache.
 #ifndef PALU_APPS_EVAL_SCORE_H_
 #define PALU_APPS_EVAL_SCORE_H_
 
@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "softmax.h"
+#include "eval/softmax.h"
 
 namespace palu::app {
 

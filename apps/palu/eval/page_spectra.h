@@ -1,12 +1,12 @@
-// File: eval_spectra.h - the spectra that an evaluation's page shows.
-#ifndef PALU_APPS_EVAL_SPECTRA_H_
-#define PALU_APPS_EVAL_SPECTRA_H_
+// File: page_spectra.h - the spectra that an evaluation's page shows.
+#ifndef PALU_APPS_EVAL_PAGE_SPECTRA_H_
+#define PALU_APPS_EVAL_PAGE_SPECTRA_H_
 
 #include <memory>
 #include <optional>
 
-#include "eval_options.h"
-#include "eval_protocol.h"
+#include "eval/options.h"
+#include "eval/protocol.h"
 #include "spectra.h"
 
 namespace palu::app {
@@ -17,4 +17,4 @@ std::optional<SpectraReport> MeasureSpectra(const std::shared_ptr<const llama::M
 
 }  // namespace palu::app
 
-#endif  // PALU_APPS_EVAL_SPECTRA_H_
+#endif  // PALU_APPS_EVAL_PAGE_SPECTRA_H_

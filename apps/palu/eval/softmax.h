@@ -3,8 +3,8 @@
 // Plain loops that compilers turn into vector code: exp is a polynomial in float (relative error
 // below 2e-7), sums run in 64 float lanes over 2,048 elements and in double from there.
 // Threads: all functions are safe. Cost of each: one or two passes over the row.
-#ifndef PALU_APPS_SOFTMAX_H_
-#define PALU_APPS_SOFTMAX_H_
+#ifndef PALU_APPS_EVAL_SOFTMAX_H_
+#define PALU_APPS_EVAL_SOFTMAX_H_
 
 #include <cstdint>
 #include <span>
@@ -33,4 +33,4 @@ double WeightedDifference(std::span<const float> p, std::span<const float> a,
 
 }  // namespace palu::app
 
-#endif  // PALU_APPS_SOFTMAX_H_
+#endif  // PALU_APPS_EVAL_SOFTMAX_H_

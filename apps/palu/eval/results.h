@@ -1,4 +1,4 @@
-// File: eval_results.h - cells summed up: one row of figures per cache, as a table and as JSON.
+// File: results.h - cells summed up: one row of figures per cache, as a table and as JSON.
 #ifndef PALU_APPS_EVAL_RESULTS_H_
 #define PALU_APPS_EVAL_RESULTS_H_
 
@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "eval_cells.h"
-#include "eval_options.h"
-#include "eval_score.h"
+#include "eval/cells.h"
+#include "eval/options.h"
+#include "eval/score.h"
 
 namespace palu::app {
 

@@ -1,4 +1,4 @@
-#include "sha256.h"
+#include "eval/sha256.h"
 
 #include <fmt/format.h>
 #include <openssl/evp.h>

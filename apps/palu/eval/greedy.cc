@@ -1,4 +1,4 @@
-#include "eval_greedy.h"
+#include "eval/greedy.h"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <cmath>
 #include <utility>
 
-#include "eval_protocol.h"
-#include "eval_score.h"
+#include "eval/protocol.h"
+#include "eval/score.h"
 #include "generate.h"
 #include "interrupt.h"
 #include "palu/errors.h"

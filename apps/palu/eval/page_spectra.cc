@@ -1,4 +1,4 @@
-#include "eval_spectra.h"
+#include "eval/page_spectra.h"
 
 #include <algorithm>
 #include <span>

@@ -1,4 +1,4 @@
-// File: eval_protocol.h - how caches are measured against the reference on the chunks of a text.
+// File: protocol.h - how caches are measured against the reference on the chunks of a text.
 //
 // All caches walk through a chunk side by side, one batch at a time, so the logits of one batch are
 // all that is ever held. The first half of a chunk fills the cache, in batches of 512; the second
@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "eval_cells.h"
-#include "eval_options.h"
+#include "eval/cells.h"
+#include "eval/options.h"
 #include "llama/session.h"
 
 namespace palu::app {

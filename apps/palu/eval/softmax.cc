@@ -1,4 +1,4 @@
-#include "softmax.h"
+#include "eval/softmax.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "eval_options.h"
+#include "eval/options.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "eval/sha256.h"
 #include "palu/palu.h"
-#include "sha256.h"
 
 namespace palu::app {
 namespace {

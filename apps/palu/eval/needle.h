@@ -1,4 +1,4 @@
-// File: eval_needle.h - the retrieval check: can a model with this cache still find a pass key that
+// File: needle.h - the retrieval check: can a model with this cache still find a pass key that
 // stood somewhere in a long text?
 #ifndef PALU_APPS_EVAL_NEEDLE_H_
 #define PALU_APPS_EVAL_NEEDLE_H_
@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "eval_cells.h"
-#include "eval_options.h"
+#include "eval/cells.h"
+#include "eval/options.h"
 #include "llama/model.h"
 
 namespace palu::app {

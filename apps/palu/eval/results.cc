@@ -1,4 +1,4 @@
-#include "eval_results.h"
+#include "eval/results.h"
 
 #include <fmt/format.h>
 

@@ -1,11 +1,11 @@
-#include "eval_needle.h"
+#include "eval/needle.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cctype>
 
-#include "eval_protocol.h"
+#include "eval/protocol.h"
 #include "generate.h"
 #include "interrupt.h"
 #include "palu/errors.h"

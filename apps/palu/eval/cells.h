@@ -1,4 +1,4 @@
-// File: eval_cells.h - what an evaluation has measured so far, and the file that keeps it.
+// File: cells.h - what an evaluation has measured so far, and the file that keeps it.
 //
 // A cell is one cache on one chunk. Cells outlive the run in a part file, so that the same command
 // again, with more caches or more chunks, computes only what is missing.
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "eval_size.h"
+#include "eval/size.h"
 
 namespace palu::app {
 

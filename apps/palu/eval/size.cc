@@ -1,4 +1,4 @@
-#include "eval_size.h"
+#include "eval/size.h"
 
 #include <algorithm>
 #include <vector>

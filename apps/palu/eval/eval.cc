@@ -8,20 +8,20 @@
 #include <string>
 #include <vector>
 
-#include "eval_cells.h"
-#include "eval_greedy.h"
-#include "eval_model.h"
-#include "eval_needle.h"
-#include "eval_options.h"
-#include "eval_protocol.h"
-#include "eval_report.h"
-#include "eval_spectra.h"
+#include "eval/cells.h"
+#include "eval/eval_report.h"
+#include "eval/greedy.h"
+#include "eval/load_model.h"
+#include "eval/needle.h"
+#include "eval/options.h"
+#include "eval/page_spectra.h"
+#include "eval/protocol.h"
+#include "eval/sha256.h"
 #include "files.h"
 #include "interrupt.h"
 #include "palu/errors.h"
 #include "progress.h"
 #include "run_options.h"
-#include "sha256.h"
 #include "verbs.h"
 
 namespace palu::app {

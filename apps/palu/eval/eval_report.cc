@@ -1,12 +1,12 @@
-#include "eval_report.h"
+#include "eval/eval_report.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <filesystem>
 
-#include "eval_greedy.h"
-#include "eval_needle.h"
+#include "eval/greedy.h"
+#include "eval/needle.h"
 #include "palu/palu.h"
 #include "parallel.h"
 #include "svg.h"

@@ -1,10 +1,10 @@
-// File: eval_model.h - the model that an evaluation runs.
-#ifndef PALU_APPS_EVAL_MODEL_H_
-#define PALU_APPS_EVAL_MODEL_H_
+// File: load_model.h - the model that an evaluation runs.
+#ifndef PALU_APPS_EVAL_LOAD_MODEL_H_
+#define PALU_APPS_EVAL_LOAD_MODEL_H_
 
 #include <memory>
 
-#include "eval_options.h"
+#include "eval/options.h"
 #include "llama/model.h"
 
 namespace palu::app {
@@ -16,4 +16,4 @@ std::shared_ptr<const llama::Model> LoadEvalModel(const EvalOptions& options);
 
 }  // namespace palu::app
 
-#endif  // PALU_APPS_EVAL_MODEL_H_
+#endif  // PALU_APPS_EVAL_LOAD_MODEL_H_

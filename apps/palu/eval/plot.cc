@@ -1,4 +1,4 @@
-#include "eval_plot.h"
+#include "eval/plot.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-// File: eval_plot.h - the plot of quality over size, as SVG to stand in an HTML page.
+// File: plot.h - the plot of quality over size, as SVG to stand in an HTML page.
 #ifndef PALU_APPS_EVAL_PLOT_H_
 #define PALU_APPS_EVAL_PLOT_H_
 

@@ -1,4 +1,4 @@
-#include "eval_model.h"
+#include "eval/load_model.h"
 
 #include <fmt/format.h>
 #include <unistd.h>

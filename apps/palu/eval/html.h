@@ -1,4 +1,4 @@
-// File: eval_html.h - the report of an evaluation as one HTML file that needs nothing else: no
+// File: html.h - the report of an evaluation as one HTML file that needs nothing else: no
 // script, no network, no second file. Follows the reader's light or dark setting.
 #ifndef PALU_APPS_EVAL_HTML_H_
 #define PALU_APPS_EVAL_HTML_H_
@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "eval_results.h"
+#include "eval/results.h"
 #include "spectra.h"
 
 namespace palu::app {

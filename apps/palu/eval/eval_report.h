@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "eval_cells.h"
-#include "eval_html.h"
-#include "eval_options.h"
-#include "eval_results.h"
+#include "eval/cells.h"
+#include "eval/html.h"
+#include "eval/options.h"
+#include "eval/results.h"
 
 namespace palu::app {
 

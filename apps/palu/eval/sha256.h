@@ -1,6 +1,6 @@
 // File: sha256.h - SHA-256 of texts and files, to tell them apart.
-#ifndef PALU_APPS_SHA256_H_
-#define PALU_APPS_SHA256_H_
+#ifndef PALU_APPS_EVAL_SHA256_H_
+#define PALU_APPS_EVAL_SHA256_H_
 
 #include <string>
 #include <string_view>
@@ -14,4 +14,4 @@ std::string Sha256OfFile(const std::string& path);
 
 }  // namespace palu::app
 
-#endif  // PALU_APPS_SHA256_H_
+#endif  // PALU_APPS_EVAL_SHA256_H_

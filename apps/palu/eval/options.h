@@ -1,4 +1,4 @@
-// File: eval_options.h - what `palu eval` was asked for.
+// File: options.h - what `palu eval` was asked for.
 #ifndef PALU_APPS_EVAL_OPTIONS_H_
 #define PALU_APPS_EVAL_OPTIONS_H_
 

@@ -1,4 +1,4 @@
-#include "eval_protocol.h"
+#include "eval/protocol.h"
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -9,7 +9,7 @@
 #include <span>
 #include <utility>
 
-#include "eval_score.h"
+#include "eval/score.h"
 #include "interrupt.h"
 #include "measure.h"
 #include "palu/errors.h"
