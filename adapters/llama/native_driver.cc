@@ -1,13 +1,13 @@
 // The driver that leaves llama.cpp's own cache and attention in place: `llama:TYPE[,fa=on|off]`, or
 // `llama:TYPE_K/TYPE_V`.
 #include <algorithm>
-#include <array>
 #include <set>
 #include <string_view>
 
 #include "llama/driver.h"
 #include "llama/graph.h"
 #include "llama/log.h"
+#include "llama/native_config.h"
 #include "palu/errors.h"
 
 namespace palu::llama {
@@ -15,55 +15,9 @@ namespace {
 
 constexpr std::string_view kPrefix = "llama:";
 
-// The types llama.cpp's own programs accept for a cache.
-constexpr std::array kTypes = {GGML_TYPE_F32,    GGML_TYPE_F16,  GGML_TYPE_BF16,
-                               GGML_TYPE_Q8_0,   GGML_TYPE_Q4_0, GGML_TYPE_Q4_1,
-                               GGML_TYPE_IQ4_NL, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1};
-
-struct NativeConfig {
-  ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
-  llama_flash_attn_type flash =
-      LLAMA_FLASH_ATTN_TYPE_AUTO;  // llama.cpp's default: on where the CPU can
-};
-
 double Bits(ggml_type type) {
   return 8.0 * static_cast<double>(ggml_type_size(type)) /
          static_cast<double>(ggml_blck_size(type));
-}
-
-ggml_type ParseType(std::string_view name) {
-  std::string allowed;
-  for (const ggml_type type : kTypes) {
-    if (name == ggml_type_name(type)) return type;
-    allowed += (allowed.empty() ? "" : ", ") + std::string(ggml_type_name(type));
-  }
-  throw ConfigError("llama.cpp's cache has no type '" + std::string(name) +
-                    "'; allowed: " + allowed);
-}
-
-NativeConfig ParseConfig(std::string_view text) {
-  std::string_view rest = text.substr(kPrefix.size());
-  const size_t comma = rest.find(',');
-  NativeConfig config;
-  const std::string_view types = rest.substr(0, comma);
-  const size_t slash = types.find('/');
-  config.type_k = ParseType(types.substr(0, slash));
-  config.type_v =
-      slash == std::string_view::npos ? config.type_k : ParseType(types.substr(slash + 1));
-  if (comma != std::string_view::npos) {
-    const std::string_view option = rest.substr(comma + 1);
-    if (option != "fa=on" && option != "fa=off") {
-      throw ConfigError("'" + std::string(option) + "' in cache '" + std::string(text) +
-                        "'; allowed: fa=on, fa=off");
-    }
-    config.flash =
-        option == "fa=on" ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-  }
-  if (config.flash == LLAMA_FLASH_ATTN_TYPE_DISABLED && ggml_is_quantized(config.type_v)) {
-    throw ConfigError("cache '" + std::string(text) +
-                      "': llama.cpp keeps quantized values only with fa=on");
-  }
-  return config;
 }
 
 // Adds up the cache tensors that a graph writes.
@@ -89,7 +43,7 @@ class NativeDriver : public Driver {
  public:
   NativeDriver(const Model::Impl& model, const SessionOptions& options)
       : model_(model),
-        config_(ParseConfig(options.cache)),
+        config_(ParseNativeConfig(options.cache)),
         cells_(CheckedCells(model, options, config_)),
         context_(model.model.get(),
                  {.cells = cells_,
@@ -159,13 +113,7 @@ class NativeDriver : public Driver {
     return stats;
   }
 
-  std::string cache_text() const override {
-    const bool off = config_.flash == LLAMA_FLASH_ATTN_TYPE_DISABLED;
-    std::string types = ggml_type_name(config_.type_k);
-    if (config_.type_v != config_.type_k)
-      types += std::string("/") + ggml_type_name(config_.type_v);
-    return std::string(kPrefix) + types + (off ? ",fa=off" : ",fa=on");
-  }
+  std::string cache_text() const override { return config_.ToString(); }
   llama_context* context() const override { return context_.get(); }
   void SetObserver(KvObserver observer) override {
     if (observer) throw StateError("llama.cpp's own cache cannot be observed; use one of ours");
