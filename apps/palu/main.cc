@@ -51,6 +51,7 @@ int Main(int argc, char** argv) {
   palu::app::AddEval(app, action);
   palu::app::AddFit(app, action);
   palu::app::AddRecommend(app, action);
+  palu::app::AddBench(app, action);
   palu::app::AddMethods(app, action);
   try {
     app.parse(argc, argv);

@@ -16,6 +16,7 @@ void AddRun(CLI::App& app, Action& action);
 void AddInspect(CLI::App& app, Action& action);
 void AddEval(CLI::App& app, Action& action);
 void AddRecommend(CLI::App& app, Action& action);
+void AddBench(CLI::App& app, Action& action);
 void AddFit(CLI::App& app, Action& action);
 void AddMethods(CLI::App& app, Action& action);
 
