@@ -14,7 +14,7 @@ llama_context* MakeContext(llama_model* model, const ContextOptions& options) {
   llama_context_params params = llama_context_default_params();
   params.n_ctx = static_cast<uint32_t>(std::max<int64_t>(options.cells, options.ubatch));
   params.n_batch = params.n_ubatch = static_cast<uint32_t>(options.ubatch);
-  params.n_seq_max = 1;
+  params.n_seq_max = static_cast<uint32_t>(options.sequences);
   params.n_threads = params.n_threads_batch = options.threads;
   params.type_k = options.type_k;
   params.type_v = options.type_v;

@@ -17,6 +17,7 @@ struct ContextOptions {
   int64_t cells = 256;  // of llama.cpp's own cache; it rounds up to 256
   int ubatch = 512;     // tokens per Decode at most
   int threads = 1;
+  int sequences = 1;  // that may share the cells; Decode uses the first
   ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
   llama_flash_attn_type flash = LLAMA_FLASH_ATTN_TYPE_ENABLED;
   bool full_windows = true;  // sliding-window layers get as many cells as the others

@@ -30,6 +30,9 @@ class Driver {
   // Drops the last n of `position` tokens; all or nothing. Errors: StateError.
   virtual void Trim(int64_t position, int64_t n) = 0;
   virtual void Clear() = 0;
+  // Puts `depth` tokens into an empty cache (Session::FillForBenchmark): those of `piece`, which
+  // are at most a ubatch, again and again. Errors leave it half done.
+  virtual void Fill(std::span<const Token> piece, int64_t depth) = 0;
 
   virtual SessionStats Stats(int64_t position) const = 0;
   virtual std::string cache_text() const = 0;

@@ -40,6 +40,7 @@ class Hooks {
   void set_shadow(Shadow shadow) { shadow_ = std::move(shadow); }
   // The observer may be empty; it must not throw anything but palu::Error.
   void set_observer(KvObserver observer) { observer_ = std::move(observer); }
+  const KvObserver& observer() const { return observer_; }
 
   void set_query_observer(QueryObserver observer) { query_observer_ = std::move(observer); }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 #include <string_view>
+#include <vector>
 
 #include "llama/driver.h"
 #include "llama/graph.h"
@@ -45,16 +46,19 @@ class NativeDriver : public Driver {
       : model_(model),
         config_(ParseNativeConfig(options.cache)),
         cells_(CheckedCells(model, options, config_)),
-        context_(model.model.get(),
-                 {.cells = cells_,
-                  .ubatch = static_cast<int>(std::min<int64_t>(options.ubatch, cells_)),
-                  .threads = ResolveThreads(options.threads),
-                  .type_k = config_.type_k,
-                  .type_v = config_.type_v,
-                  .flash = config_.flash,
-                  .full_windows = false,  // what llama.cpp's own programs do
-                  .callback = SizeProbe::Callback,
-                  .callback_data = &size_}) {
+        threads_(ResolveThreads(options.threads)),
+        context_(
+            model.model.get(),
+            {.cells = cells_,
+             .ubatch = static_cast<int>(std::min<int64_t>(options.ubatch, cells_)),
+             .threads = ResolveThreads(options.threads),
+             .sequences = options.fillable ? 2 : 1,  // pieces of a filling come in by the second
+             .type_k = config_.type_k,
+             .type_v = config_.type_v,
+             .flash = config_.flash,
+             .full_windows = false,  // what llama.cpp's own programs do
+             .callback = SizeProbe::Callback,
+             .callback_data = &size_}) {
     const Token token = 0;
     Step({&token, 1}, 0, LogitRows::kNone);
     Clear();
@@ -93,6 +97,8 @@ class NativeDriver : public Driver {
   }
 
   void Clear() override { context_.Clear(); }
+
+  void Fill(std::span<const Token> piece, int64_t depth) override;
 
   SessionStats Stats(int64_t position) const override {
     SessionStats stats;
@@ -159,9 +165,47 @@ class NativeDriver : public Driver {
   const Model::Impl& model_;
   NativeConfig config_;
   int64_t cells_;
+  int threads_;
   SizeProbe size_;
   Context context_;
 };
+
+// A small context computes the piece once and then only moves its positions on. What it saves is
+// loaded into a second sequence here, whose cells are then given to the first: loading replaces a
+// sequence, and the state of the whole depth at once would take the memory of the cache again.
+void NativeDriver::Fill(std::span<const Token> piece, int64_t depth) {
+  Begin(0, depth);
+  const int64_t n = std::min<int64_t>(static_cast<int64_t>(piece.size()), depth);
+  Context source(model_.model.get(), {.cells = n,
+                                      .ubatch = static_cast<int>(n),
+                                      .threads = threads_,
+                                      .type_k = config_.type_k,
+                                      .type_v = config_.type_v,
+                                      .flash = config_.flash});
+  if (!llama_memory_can_shift(source.memory())) {
+    throw StateError(
+        "llama.cpp cannot move the positions of this model's tokens, so its cache "
+        "cannot be filled without computing them");
+  }
+  const ErrorLog log;
+  if (const int code = source.Decode(piece.first(n), 0, LogitRows::kNone); code != 0)
+    ThrowDecodeError(code, log.suffix());
+  std::vector<uint8_t> state;
+  for (int64_t at = 0; at < depth; at += n) {
+    if (at > 0) llama_memory_seq_add(source.memory(), 0, -1, -1, static_cast<llama_pos>(n));
+    if (at + n > depth) {
+      llama_memory_seq_rm(source.memory(), 0, static_cast<llama_pos>(depth), -1);
+    }
+    state.resize(llama_state_seq_get_size(source.get(), 0));
+    const size_t saved = llama_state_seq_get_data(source.get(), state.data(), state.size(), 0);
+    if (saved == 0 || llama_state_seq_set_data(context_.get(), state.data(), saved, 1) == 0) {
+      throw StateError("llama.cpp did not take the state of " + std::to_string(n) +
+                       " tokens at position " + std::to_string(at) + log.suffix());
+    }
+    llama_memory_seq_cp(context_.memory(), 1, 0, -1, -1);
+    llama_memory_seq_rm(context_.memory(), 1, -1, -1);
+  }
+}
 
 }  // namespace
 

@@ -1,5 +1,6 @@
 // The driver whose KV cache is ours.
 #include <algorithm>
+#include <cstring>
 
 #include "llama/driver.h"
 #include "llama/hooks.h"
@@ -44,6 +45,31 @@ double CertainBits(const KVCacheConfig& config, const KVCache& cache) {
   if (cache.shape().window > 0) return config.EncodesWindows() ? config.windowed_bits : 16;
   const CacheStats stats = cache.Stats();
   return stats.encoded_tokens > 0 ? stats.code_bits : 0;
+}
+
+// Of f32 or f16 rows, with their own strides.
+OwnedTensor DenseCopy(const ConstTensor& x) {
+  OwnedTensor copy;
+  copy.dtype = x.dtype;
+  copy.shape = x.shape;
+  const size_t element = DTypeBytes(x.dtype);
+  const auto [batch, heads, tokens, dim] = x.shape;
+  copy.data.resize(static_cast<size_t>(batch * heads * tokens * dim) * element);
+  std::byte* to = copy.data.data();
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t t = 0; t < tokens; ++t, to += dim * element) {
+      const auto* from = static_cast<const std::byte*>(x.data) +
+                         (h * x.stride[1] + t * x.stride[2]) * static_cast<int64_t>(element);
+      std::memcpy(to, from, dim * element);
+    }
+  }
+  return copy;
+}
+
+ConstTensor FirstRows(const OwnedTensor& x, int64_t rows) {
+  ConstTensor view = x.view();
+  view.shape[2] = rows;  // the strides stay
+  return view;
 }
 
 class OwnDriver : public Driver {
@@ -109,6 +135,8 @@ class OwnDriver : public Driver {
     for (KVCache& cache : caches_) cache.Clear();
   }
 
+  void Fill(std::span<const Token> piece, int64_t depth) override;
+
   SessionStats Stats(int64_t position) const override;
   std::string cache_text() const override { return config_.ToString(); }
   llama_context* context() const override { return context_.get(); }
@@ -143,6 +171,37 @@ class OwnDriver : public Driver {
   Hooks hooks_;
   Context context_;
 };
+
+void OwnDriver::Fill(std::span<const Token> piece, int64_t depth) {
+  CheckMemory(depth);
+  const auto n = static_cast<int64_t>(std::min<size_t>(piece.size(), depth));
+  std::vector<OwnedTensor> keys(layers_.size()), values(layers_.size());  // of the piece
+  const KvObserver before = hooks_.observer();
+  hooks_.set_observer(
+      [&](int layer, const ConstTensor& k, const ConstTensor& v, int64_t, const RopeParams&) {
+        for (size_t i = 0; i < layers_.size(); ++i) {
+          if (layers_[i].shape.index != layer) continue;
+          keys[i] = DenseCopy(k);
+          values[i] = DenseCopy(v);
+        }
+      });
+  try {
+    Step(piece.first(n), 0, LogitRows::kNone);
+  } catch (...) {
+    hooks_.set_observer(before);
+    throw;
+  }
+  hooks_.set_observer(before);
+  for (int64_t at = n; at < depth; at += n) {
+    const int64_t rows = std::min(n, depth - at);
+    for (size_t i = 0; i < caches_.size(); ++i) {
+      const auto& rope = layers_[i].rope;
+      caches_[i].Append(FirstRows(keys[i], rows), FirstRows(values[i], rows),
+                        {.rope = rope ? &*rope : nullptr});
+      caches_[i].Seal();
+    }
+  }
+}
 
 SessionStats OwnDriver::Stats(int64_t position) const {
   SessionStats stats;

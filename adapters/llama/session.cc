@@ -187,6 +187,31 @@ void Session::Clear() {
   impl_->broken = false;
 }
 
+void Session::FillForBenchmark(std::span<const Token> piece, int64_t depth) {
+  Impl& s = *impl_;
+  s.CheckTokens(piece);
+  if (static_cast<int64_t>(piece.size()) > s.options.ubatch) {
+    throw InputError("a piece of " + std::to_string(piece.size()) + " tokens; allowed: 1.." +
+                     std::to_string(s.options.ubatch));
+  }
+  if (depth < 0 || depth > kMaxPosition) {
+    throw InputError("depth is " + std::to_string(depth) + "; allowed: 0.." +
+                     std::to_string(kMaxPosition));
+  }
+  if (s.position != 0 || !s.options.fillable) {
+    throw StateError(s.position != 0 ? "only an empty session can be filled"
+                                     : "the session was not made to be filled");
+  }
+  if (depth == 0) return;
+  try {
+    s.driver->Fill(piece, depth);
+    s.position = depth;
+  } catch (...) {
+    s.driver->Clear();
+    throw;
+  }
+}
+
 SessionStats Session::Stats() const { return impl_->driver->Stats(impl_->position); }
 bool Session::own_cache() const { return !IsNativeCache(impl_->options.cache); }
 std::string Session::cache_text() const { return impl_->driver->cache_text(); }

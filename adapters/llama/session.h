@@ -27,6 +27,7 @@ struct SessionOptions {
   int64_t context =
       0;  // positions the run will reach; 0 = the training context. Own caches have no limit.
   int64_t kv_memory = 0;  // limit of the KV cache in bytes; 0 = none
+  bool fillable = false;  // FillForBenchmark may be called; llama:TYPE needs to know beforehand
   bool self_test = true;  // compare with plain llama.cpp on a few tokens before anything else
 };
 
@@ -71,6 +72,13 @@ class Session {
   int64_t position() const;  // tokens so far
   void Trim(int64_t n);      // drops the last n tokens
   void Clear();              // drops all
+  // Brings an empty session to `depth` tokens at the cost of computing `piece` alone: the keys and
+  // values of its tokens (1..ubatch) are stored again and again, at positions that go on. They stay
+  // rotated for the positions of the piece, so that what is computed afterwards costs what it
+  // costs, but means nothing: for speed and memory only. Errors: StateError (not empty, not
+  // fillable, more than llama.cpp's cells, or llama.cpp cannot shift the model's positions),
+  // InputError, MemoryError; then the session is empty.
+  void FillForBenchmark(std::span<const Token> piece, int64_t depth);
   SessionStats Stats() const;
   bool own_cache() const;          // false for llama:TYPE
   std::string cache_text() const;  // resolved
