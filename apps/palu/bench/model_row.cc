@@ -89,6 +89,12 @@ class DepthSession {
       : depth_(o.depths[0]),
         tokens_(TextTokens(*model, kPiece + std::max({o.prompt, o.tokens, kWarmUp}))),
         session_(model, SessionOptionsFor(*model, o, o.caches[0], Reach(o, depth_))) {
+    // Filling our caches computes a batch here; llama.cpp's are filled elsewhere. A real prompt has
+    // used the buffers of a whole batch, so that they belong to the memory of either.
+    if (!session_.own_cache() || depth_ == 0) {
+      session_.Decode(std::span<const Token>(tokens_).first(std::min(kPiece, Reach(o, depth_))));
+      session_.Clear();
+    }
     Fill();
   }
 
