@@ -86,7 +86,7 @@ struct Weights {
     const DI32 di32;
     VI32 sum = hn::Zero(di32);
     for (int part = 0; part < kParts; ++part) {
-      const VI32 w = hn::NearestInt(hn::Mul(hn::LoadU(df, p + part * kLanes), inverse));
+      const VI32 w = RoundToInt(hn::Mul(hn::LoadU(df, p + part * kLanes), inverse));
       sum = hn::Add(sum, w);
       int32_t* const to = at(block, part, row);
       if constexpr (kFast) {
@@ -174,6 +174,9 @@ struct RunScales {
   void Load(const PageRun& pages) {
     const DF df;
     for (int page = 0; page < pages.n_pages; ++page) {
+      // Scales lie apart from the codes: nothing else has fetched them.
+      FetchScales(plan, page + kAheadPages < pages.n_pages ? pages.pages[page + kAheadPages]
+                                                           : pages.pages[page]);
       for (int s = 0; s < plan.slots; s += kLanes) {
         VF va, vz;
         LoadScales(plan, pages.pages[page], 0, s, va, vz);

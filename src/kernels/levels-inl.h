@@ -12,6 +12,7 @@
 #endif
 
 #include "codec/page_plan.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/simd-inl.h"
 
@@ -263,6 +264,13 @@ HWY_INLINE void LoadScales(const PagePlan& plan, const uint8_t* page, int group,
     a = hn::Mul(hn::BitCast(df, bits), hn::LoadU(df, plan.unit.data() + s));
     z = hn::Mul(a, hn::LoadU(df, plan.half.data() + s));
   }
+}
+
+inline constexpr int kAheadPages = 4;  // whose scales are fetched before they are needed
+
+HWY_INLINE void FetchScales(const PagePlan& plan, const uint8_t* page) {
+  const uint8_t* const scales = page + plan.code_bytes();
+  for (uint32_t i = 0; i < plan.scale_bytes; i += 64) hwy::Prefetch(scales + i);
 }
 
 // a and z of kLanes tokens from token t of the page on, for a format whose scales belong to tokens.

@@ -198,7 +198,7 @@ void FoldScales(const PagePlan& plan, const uint8_t* page, int rows, bool fast, 
     VF mids = hn::Zero(df);
     for (int s = 0; s < plan.slots; s += kLanes) {
       const VF product = hn::Mul(hn::LoadU(df, products + i * stride + s), inverses);
-      const VI32 rounded = hn::NearestInt(product);
+      const VI32 rounded = RoundToInt(product);
       mids = hn::MulAdd(hn::ConvertTo(df, rounded), hn::LoadU(df, plan.mid.data() + s), mids);
       hn::StoreU(fast ? FoursUp(rounded) : PairUp(rounded), DI32(), words + i * stride + s);
     }
@@ -264,6 +264,9 @@ void Score(const ScoreArgs& args) {
       in.base[i] = new_page ? base[i] : in.base[i - 1];
       in.unit[i] = new_page ? unit[i] : in.unit[i - 1];
       if (!new_page) continue;
+      // Scales lie apart from the codes: nothing else has fetched them.
+      FetchScales(plan, page + kAheadPages < args.run.n_pages ? args.run.pages[page + kAheadPages]
+                                                              : args.run.pages[page]);
       FoldScales(plan, args.run.pages[page], args.rows, fast, q, stride, products,
                  words + i * args.rows * stride, base[i], unit[i]);
     }

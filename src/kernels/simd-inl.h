@@ -109,6 +109,21 @@ HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> MaxesOfLanes(const VF v[4]) {
   return MaxOfBlocks(df, hn::Max(lower, upper));
 }
 
+// The nearest integers of values below 2^31 in magnitude, halves to even. (Highway's own also mends
+// what lies beyond, at four times the cost.)
+HWY_INLINE hn::Vec<hn::RebindToSigned<DF>> RoundToInt(VF v) {
+  using VI = hn::Vec<hn::RebindToSigned<DF>>;
+#if PALU_IS_AVX512(HWY_TARGET)
+  return VI{_mm512_cvtps_epi32(v.raw)};
+#elif HWY_TARGET == HWY_AVX2
+  return VI{_mm256_cvtps_epi32(v.raw)};
+#elif HWY_TARGET == HWY_SSE4
+  return VI{_mm_cvtps_epi32(v.raw)};
+#else
+  return hn::NearestInt(v);
+#endif
+}
+
 // What four numbers whose largest magnitudes are `largest` are multiplied with to fit
 // -range..range, and what an integer then stands for.
 HWY_INLINE void IntegerUnits(hn::Vec<hn::CappedTag<float, 4>> largest, float range, float* inverse,

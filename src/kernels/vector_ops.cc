@@ -27,7 +27,7 @@ HWY_INLINE VF Exp(VF x) {
   const hn::RebindToSigned<DF> di;
   const auto zero = hn::Lt(x, hn::Set(df, -87.33f));
   const VF clamped = hn::Min(hn::IfThenZeroElse(zero, x), hn::Set(df, 88.0f));
-  const auto n = hn::NearestInt(hn::Mul(clamped, hn::Set(df, 1.44269504f)));
+  const auto n = RoundToInt(hn::Mul(clamped, hn::Set(df, 1.44269504f)));
   const VF nf = hn::ConvertTo(df, n);
   // ln 2 in two parts, the first with few enough bits for an exact product.
   VF r = hn::NegMulAdd(nf, hn::Set(df, 0.693359375f), clamped);
