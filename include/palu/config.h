@@ -108,6 +108,8 @@ struct KVCacheConfig {
   // -- exact tokens --
   int sink_tokens = 4;     // first tokens kept exact for ever, 0..4096
   int recent_tokens = 64;  // last tokens kept exact at least, 0..65536
+  bool fast = false;  // attention with integers of 8 bits instead of 16; refused where the CPU has
+                      // no products of four bytes (SIMD target AVX3_DL)
   int windowed_bits = 8;  // of tokens in layers with a sliding window: 8 = codes per channel and 32
                           // tokens, nothing fitted, no sinks; 16 = exact. Only method palu has 8.
 

@@ -60,6 +60,7 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
   const int place = segment.encoded ? task.unit : task.head;
   const int64_t first_row = task.FirstRow(call, queries.rows);
   const int rows = static_cast<int>(task.Rows(call, queries.rows));
+  const bool fast = call.sequence.context().config.fast;
   thread_local SidePages side;
   thread_local std::vector<float> scores, scratch;
 
@@ -76,6 +77,7 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
                    .rows = std::min(kMaxFusedRows, rows - r),
                    .out = scores.data() + r * tokens,
                    .out_stride = tokens,
+                   .fast = fast,
                    .scratch = scratch.data()});
   }
   if (segment.encoded) {
@@ -107,6 +109,7 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
                           .rows = std::min(kMaxFusedRows, rows - r),
                           .acc = acc + r * acc_stride,
                           .acc_stride = acc_stride,
+                          .fast = fast,
                           .scratch = scratch.data()});
     }
   }

@@ -85,7 +85,8 @@ struct GemmArgs {  // c[m, n] = (accumulate ? c : 0) + a[m, k] * b[k, n], f32, r
 };
 
 struct KernelTable {
-  const char* name;  // "reference", "AVX2", "AVX3", ...
+  const char* name;    // "reference", "AVX2", "AVX3", ...
+  bool byte_products;  // `fast` has an effect
 
   // out[i][t] = q[i] . latent_t for every token of the run. Packed codes meet integers: score.cc
   // states the error.

@@ -274,7 +274,10 @@ void Score(const ScoreArgs& args) {
   }
 }
 
-void AddScoreTarget(KernelTable& table) { table.score = Score; }
+void AddScoreTarget(KernelTable& table) {
+  table.score = Score;
+  table.byte_products = kHasByteProducts;
+}
 
 #endif  // PALU_IS_SIMD
 }  // namespace

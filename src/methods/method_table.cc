@@ -80,10 +80,10 @@ void WindowedDefaults(KVCacheConfig& c) {
 }
 
 constexpr char kBlockOptions[] = "sink_tokens recent_tokens max_bytes";
-constexpr char kUniformOptions[] = "bits group_size sink_tokens recent_tokens max_bytes";
+constexpr char kUniformOptions[] = "bits group_size sink_tokens recent_tokens fast max_bytes";
 constexpr char kSvdqOptions[] =
     "bits rank energy_threshold energy_rule key_fit fit_tokens group_size sink_tokens "
-    "recent_tokens max_bytes";
+    "recent_tokens fast max_bytes";
 constexpr char kRabitqOptions[] = "bits key_fit fit_tokens sink_tokens recent_tokens max_bytes";
 
 // The measured front (docs/decisions/0005-codec.md): the default is balanced.
