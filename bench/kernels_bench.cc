@@ -23,7 +23,7 @@ namespace palu {
 namespace {
 
 constexpr int kTokens = 8192;
-constexpr int kRunPages = 8;
+constexpr int kRunPages = 32;
 
 // Floats on cache lines, as callers are to keep rows that kernels read whole vectors of: a 64-byte
 // load across two lines counts twice.
@@ -147,7 +147,7 @@ void Accumulate(benchmark::State& state, const KernelTable& kernels, const Mix& 
   const int rank = caches.plan.rank;
   const auto weights = Normal(static_cast<size_t>(rows) * kTokens);
   Floats acc(static_cast<size_t>(rows) * rank);
-  Floats scratch(AccumulateScratch(caches.plan, kRunPages, rows));
+  Floats scratch(AccumulateScratch(caches.plan, rows));
   size_t head = 0;
   for (auto _ : state) {
     const auto& pages = caches.pages[head];

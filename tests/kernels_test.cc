@@ -262,7 +262,7 @@ TEST_P(PageKernels, AccumulateAddsTheWeightedSumOfTheDecodedLatents) {
     for (float& weight : p) weight = std::fabs(weight);
     const std::vector<float> before = Normal(static_cast<size_t>((rows - 1) * acc_stride + rank));
     std::vector<float> acc = before;
-    std::vector<float> scratch(AccumulateScratch(shape.plan, shape.n_pages, rows));
+    std::vector<float> scratch(AccumulateScratch(shape.plan, rows));
     kernels().accumulate({.run = pages.run(),
                           .p = p.data(),
                           .p_stride = p_stride,

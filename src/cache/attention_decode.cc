@@ -11,8 +11,7 @@
 namespace palu {
 namespace {
 
-constexpr int64_t kRunTokens = 1024;    // of one task
-constexpr int64_t kSubRunTokens = 256;  // of one accumulate call
+constexpr int64_t kRunTokens = 1024;  // of one task
 // Below so many multiply-adds a call is not worth waking threads.
 constexpr int64_t kSerialWork = 1 << 18;
 
@@ -27,6 +26,17 @@ struct SidePages {
     const size_t offset = (is_v ? layout.v_offset : layout.k_offset)[place];
     pages.resize(static_cast<size_t>(n));
     for (int64_t p = 0; p < n; ++p) pages[p] = segment.store->page(first_page + p) + offset;
+  }
+
+  // Asks for what will be read first, while something else is computed.
+  void Fetch() const {
+    constexpr size_t kFirstPages = 8, kFirstBytes = 256, kLine = 64;
+    for (size_t p = 0; p < std::min(kFirstPages, pages.size()); ++p) {
+      for (size_t i = 0; i < kFirstBytes; i += kLine) __builtin_prefetch(pages[p] + i);
+      for (size_t i = plan->code_bytes(); i < plan->page_bytes(); i += kLine) {
+        __builtin_prefetch(pages[p] + i);
+      }
+    }
   }
 };
 
@@ -80,6 +90,8 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
                    .fast = fast,
                    .scratch = scratch.data()});
   }
+  side.Collect(segment, place, true, task.first_page, task.pages);
+  side.Fetch();
   if (segment.encoded) {
     AddMeanScores(call, task.unit, queries, first, tokens, scores.data(), tokens);
   }
@@ -96,22 +108,16 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
     sums[r].sum = kernels.exp_sum(row, count, sums[r].max);
     if (segment.encoded) sums[r].encoded_sum = sums[r].sum;
   }
-  side.Collect(segment, place, true, task.first_page, task.pages);
-  const int64_t step = std::max<int64_t>(1, kSubRunTokens / page_tokens);
-  scratch.resize(
-      AccumulateScratch(*side.plan, static_cast<int>(step), std::min(kMaxFusedRows, rows)));
+  scratch.resize(AccumulateScratch(*side.plan, std::min(kMaxFusedRows, rows)));
   for (int r = 0; r < rows; r += kMaxFusedRows) {
-    for (int64_t p = 0; p < task.pages; p += step) {
-      kernels.accumulate({.run = {side.plan, side.pages.data() + p,
-                                  static_cast<int>(std::min(step, task.pages - p))},
-                          .p = scores.data() + r * tokens + p * page_tokens,
-                          .p_stride = tokens,
-                          .rows = std::min(kMaxFusedRows, rows - r),
-                          .acc = acc + r * acc_stride,
-                          .acc_stride = acc_stride,
-                          .fast = fast,
-                          .scratch = scratch.data()});
-    }
+    kernels.accumulate({.run = {side.plan, side.pages.data(), static_cast<int>(task.pages)},
+                        .p = scores.data() + r * tokens,
+                        .p_stride = tokens,
+                        .rows = std::min(kMaxFusedRows, rows - r),
+                        .acc = acc + r * acc_stride,
+                        .acc_stride = acc_stride,
+                        .fast = fast,
+                        .scratch = scratch.data()});
   }
 }
 

@@ -45,7 +45,7 @@ namespace {
 // Waves that turn by more than this over half a block are fast. Up to here the polynomials below
 // are off by at most 2^-17.
 constexpr double kSlowTurn = 0.75;
-constexpr int kKnownStarts = 256;
+constexpr int kKnownStarts = 251;  // a prime: runs start a power of two of tokens apart
 
 // Coefficients of the polynomial in y^2 that equals f(y) at the three Chebyshev nodes of y^2 in
 // [0, 1].
@@ -96,8 +96,7 @@ void Waves::Prepare(const std::vector<float>& inv_freq) {
 }
 
 const float* Waves::Phases(int64_t position) {
-  // Runs start a multiple of their length after the first, so neighbours have places of their own.
-  Start& start = starts_[static_cast<size_t>(position / kWaveBlock % kKnownStarts)];
+  Start& start = starts_[static_cast<size_t>(position / kWaveBlock) % kKnownStarts];
   if (start.position == position) return start.phases.data();
   const size_t n = inv_freq_.size();
   start.phases.resize(2 * n);

@@ -29,10 +29,45 @@ namespace {
 constexpr int kAccumulateRows = PALU_IS_AVX512(HWY_TARGET) ? 8 : 4;
 constexpr int kRunBlocks = kFusedBlocks;
 
-// The blocks of a run of pages.
+// The blocks of some pages, and their scales as all rows see them.
 struct Run {
+  const PagePlan& plan;
+  int64_t stride;  // of slots
+  float* a;        // [page][stride]
+  float* rest;     // [page][stride]: z - a * mid
   int n_blocks = 0;
   const uint8_t* codes[kRunBlocks];
+
+  int page(int block) const { return block / plan.blocks(); }
+
+  // n pages, at most kRunBlocks blocks of them.
+  void Load(const uint8_t* const* pages, int n) {
+    const DF df;
+    n_blocks = 0;
+    for (int p = 0; p < n; ++p) {
+      for (int block = 0; block < plan.blocks(); ++block) {
+        codes[n_blocks++] = pages[p] + static_cast<size_t>(block) * plan.block_bytes;
+      }
+      for (int s = 0; s < plan.slots; s += kLanes) {
+        VF va, vz;
+        LoadScales(plan, pages[p], 0, s, va, vz);
+        const VF mid = hn::LoadU(df, plan.mid.data() + s);
+        hn::StoreU(va, df, a + p * stride + s);
+        hn::StoreU(hn::NegMulAdd(va, mid, vz), df, rest + p * stride + s);
+      }
+    }
+  }
+
+  // What is read first of pages that come next: later codes are fetched on the way.
+  void Fetch(const uint8_t* const* pages, int n) const {
+    for (int p = 0; p < n; ++p) {
+      for (int block = 0; block < plan.blocks(); ++block) {
+        const uint8_t* const first = pages[p] + static_cast<size_t>(block) * plan.block_bytes;
+        for (int i = 0; i < kAhead; i += 64) hwy::Prefetch(first + i);
+      }
+      FetchScales(plan, pages[p]);
+    }
+  }
 };
 
 // Weights of kRows rows and a run of blocks as integers, each vector as the codes of a part want
@@ -164,67 +199,39 @@ struct AccumulateTask {
   }
 };
 
-// A run of pages with their scales, as all rows see them.
-struct RunScales {
-  const PagePlan& plan;
-  float* a;        // [page][stride]
-  float* rest;     // [page][stride]: z - a * mid
-  int64_t stride;  // of slots
-
-  void Load(const PageRun& pages) {
-    const DF df;
-    for (int page = 0; page < pages.n_pages; ++page) {
-      // Scales lie apart from the codes: nothing else has fetched them.
-      FetchScales(plan, page + kAheadPages < pages.n_pages ? pages.pages[page + kAheadPages]
-                                                           : pages.pages[page]);
-      for (int s = 0; s < plan.slots; s += kLanes) {
-        VF va, vz;
-        LoadScales(plan, pages.pages[page], 0, s, va, vz);
-        const VF mid = hn::LoadU(df, plan.mid.data() + s);
-        hn::StoreU(va, df, a + page * stride + s);
-        hn::StoreU(hn::NegMulAdd(va, mid, vz), df, rest + page * stride + s);
-      }
-    }
-  }
-};
-
-// kRows rows of the blocks [first, first + run.n_blocks) of all pages. p: of the first block. acc:
-// [kRows][stride] in slots. scaled: [kRunBlocks][kRows][stride].
+// kRows rows of a run. p: of its first token. acc: [kRows][stride] in slots. scaled:
+// [kRunBlocks][kRows][stride].
 template <int kRows, bool kFast>
-void AccumulateRows(const RunScales& scales, const Run& run, int first, const float* p,
-                    int64_t p_stride, float* acc, float* scaled) {
+void AccumulateRows(const Run& run, const float* p, int64_t p_stride, float* acc, float* scaled) {
   const DF df;
-  const PagePlan& plan = scales.plan;
-  const int64_t stride = scales.stride;
+  const int64_t stride = run.stride;
   Weights<kRows, kFast> weights;
   weights.Make(run.n_blocks, p, p_stride);
-  for (int block = 0; block < run.n_blocks; ++block) {
-    const int page = (first + block) / plan.blocks();
-    const float* const a = scales.a + page * stride;
-    const float* const rest = scales.rest + page * stride;
-    for (int i = 0; i < kRows; ++i) {
-      const VF unit = hn::Set(df, weights.unit[block * kRows + i]);
-      const VF total = hn::Set(df, weights.total[block * kRows + i]);
-      float* const to = acc + i * stride;
-      float* const products = scaled + (block * kRows + i) * stride;
-      for (int s = 0; s < plan.slots; s += kLanes) {
-        hn::StoreU(hn::Mul(hn::LoadU(df, a + s), unit), df, products + s);
-        hn::StoreU(hn::MulAdd(total, hn::LoadU(df, rest + s), hn::LoadU(df, to + s)), df, to + s);
+  for (int i = 0; i < kRows; ++i) {
+    for (int s = 0; s < run.plan.slots; s += kLanes) {
+      VF sum = hn::LoadU(df, acc + i * stride + s);
+      for (int block = 0; block < run.n_blocks; ++block) {
+        const int64_t at = run.page(block) * stride + s;
+        const int j = block * kRows + i;
+        const VF product = hn::Mul(hn::LoadU(df, run.a + at), hn::Set(df, weights.unit[j]));
+        hn::StoreU(product, df, scaled + j * stride + s);
+        sum = hn::MulAdd(hn::Set(df, weights.total[j]), hn::LoadU(df, run.rest + at), sum);
       }
+      hn::StoreU(sum, df, acc + i * stride + s);
     }
   }
   AccumulateTask<kRows, kFast> task{run, weights, scaled, acc, stride};
-  for (const QuadRun& quads : plan.runs) ForBits(plan, quads, task);
+  for (const QuadRun& quads : run.plan.runs) ForBits(run.plan, quads, task);
 }
 
 // AccumulateRows<rows>, rows <= kMost.
 template <int kMost, bool kFast>
-HWY_INLINE void AccumulateRowsOf(int rows, const RunScales& scales, const Run& run, int first,
-                                 const float* p, int64_t p_stride, float* acc, float* scaled) {
+HWY_INLINE void AccumulateRowsOf(int rows, const Run& run, const float* p, int64_t p_stride,
+                                 float* acc, float* scaled) {
   if (rows == kMost) {
-    AccumulateRows<kMost, kFast>(scales, run, first, p, p_stride, acc, scaled);
+    AccumulateRows<kMost, kFast>(run, p, p_stride, acc, scaled);
   } else if constexpr (kMost > 1) {
-    AccumulateRowsOf<kMost - 1, kFast>(rows, scales, run, first, p, p_stride, acc, scaled);
+    AccumulateRowsOf<kMost - 1, kFast>(rows, run, p, p_stride, acc, scaled);
   }
 }
 
@@ -257,28 +264,24 @@ void AccumulateDecoded(const AccumulateArgs& args, const uint8_t* page, int bloc
 }
 
 // Pages whose scales hold for whole blocks, all rows, into acc in slots.
-void AccumulateQuads(const AccumulateArgs& args, const RunScales& scales, float* acc,
-                     float* scaled) {
+void AccumulateQuads(const AccumulateArgs& args, Run run, float* acc, float* scaled) {
   const PagePlan& plan = *args.run.plan;
   const bool fast = args.fast && kHasByteProducts;
-  const int blocks = args.run.n_pages * plan.blocks();
+  const int step = kRunBlocks / plan.blocks(), n_pages = args.run.n_pages;
   const int passes = (args.rows + kAccumulateRows - 1) / kAccumulateRows;
-  for (int first = 0; first < blocks; first += kRunBlocks) {
-    Run run;
-    for (int b = first; b < blocks && b < first + kRunBlocks; ++b) {
-      run.codes[run.n_blocks++] = args.run.pages[b / plan.blocks()] +
-                                  static_cast<size_t>(b % plan.blocks()) * plan.block_bytes;
-    }
+  run.Fetch(args.run.pages, Least(step, n_pages));
+  for (int page = 0; page < n_pages; page += step) {
+    run.Load(args.run.pages + page, Least(step, n_pages - page));
+    const int next = page + step;
+    if (next < n_pages) run.Fetch(args.run.pages + next, Least(step, n_pages - next));
     for (int pass = 0, row = 0; pass < passes; ++pass) {
       const int n = (args.rows - row) / (passes - pass);
-      const float* const p = args.p + row * args.p_stride + first * kBlockTokens;
-      float* const to = acc + row * scales.stride;
+      const float* const p = args.p + row * args.p_stride + page * plan.page_tokens;
+      float* const to = acc + row * run.stride;
       if (kHasByteProducts && fast) {
-        AccumulateRowsOf<kAccumulateRows, kHasByteProducts>(n, scales, run, first, p, args.p_stride,
-                                                            to, scaled);
+        AccumulateRowsOf<kAccumulateRows, kHasByteProducts>(n, run, p, args.p_stride, to, scaled);
       } else {
-        AccumulateRowsOf<kAccumulateRows, false>(n, scales, run, first, p, args.p_stride, to,
-                                                 scaled);
+        AccumulateRowsOf<kAccumulateRows, false>(n, run, p, args.p_stride, to, scaled);
       }
       row += n;
     }
@@ -288,7 +291,8 @@ void AccumulateQuads(const AccumulateArgs& args, const RunScales& scales, float*
 void Accumulate(const AccumulateArgs& args) {
   const PagePlan& plan = *args.run.plan;
   if (plan.raw) return plan.bits[0] == 16 ? AccumulateRaw<16>(args) : AccumulateRaw<32>(args);
-  if (plan.groups() > 1 || plan.token_scaled() || plan.order != CodeOrder::kForSums) {
+  if (plan.groups() > 1 || plan.token_scaled() || plan.order != CodeOrder::kForSums ||
+      plan.blocks() > kRunBlocks) {
     for (int b = 0; b < args.run.n_pages * plan.blocks(); ++b) {
       AccumulateDecoded(args, args.run.pages[b / plan.blocks()], b % plan.blocks(),
                         args.p + b * kBlockTokens);
@@ -297,12 +301,10 @@ void Accumulate(const AccumulateArgs& args) {
   }
   const int64_t stride = plan.slots + kChannelPadding;
   float* const a = args.scratch;
-  RunScales scales{plan, a, a + args.run.n_pages * stride, stride};
-  float* const acc = scales.rest + args.run.n_pages * stride;  // [rows][stride] in slots
-  float* const scaled = acc + args.rows * stride;
-  scales.Load(args.run);
+  float* const rest = a + kRunBlocks * stride;
+  float* const acc = rest + kRunBlocks * stride;  // [rows][stride] in slots
   std::memset(acc, 0, static_cast<size_t>(args.rows * stride) * sizeof(float));
-  AccumulateQuads(args, scales, acc, scaled);
+  AccumulateQuads(args, {plan, stride, a, rest}, acc, acc + args.rows * stride);
   for (int i = 0; i < args.rows; ++i) {
     for (int c = 0; c < plan.rank; ++c) {
       args.acc[i * args.acc_stride + c] += acc[i * stride + plan.slot[c]];

@@ -57,9 +57,9 @@ struct AccumulateArgs {
   float* scratch = nullptr;  // [AccumulateScratch()]
 };
 
-// Floats that Accumulate needs for pages of a plan.
-inline size_t AccumulateScratch(const PagePlan& plan, int n_pages, int rows) {
-  return static_cast<size_t>(2 * n_pages + (1 + kFusedBlocks) * rows) *
+// Floats that Accumulate needs.
+inline size_t AccumulateScratch(const PagePlan& plan, int rows) {
+  return static_cast<size_t>((2 + rows) * kFusedBlocks + rows) *
          static_cast<size_t>(plan.slots + kChannelPadding);
 }
 

@@ -266,8 +266,6 @@ HWY_INLINE void LoadScales(const PagePlan& plan, const uint8_t* page, int group,
   }
 }
 
-inline constexpr int kAheadPages = 4;  // whose scales are fetched before they are needed
-
 HWY_INLINE void FetchScales(const PagePlan& plan, const uint8_t* page) {
   const uint8_t* const scales = page + plan.code_bytes();
   for (uint32_t i = 0; i < plan.scale_bytes; i += 64) hwy::Prefetch(scales + i);

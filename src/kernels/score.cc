@@ -29,6 +29,7 @@ namespace {
 // Rows, and vectors of tokens, whose sums fit the registers.
 constexpr int kScoreRows = PALU_IS_AVX512(HWY_TARGET) ? 8 : 4;
 constexpr int kScoreParts = 2;
+constexpr int kAheadPages = 4;  // whose scales are fetched before they are needed
 
 // Some blocks and the queries that meet them, scales folded in.
 struct FoldedBlocks {
@@ -166,14 +167,26 @@ void GatherQueries(const ScoreArgs& args, int64_t stride, float* slots) {
   }
 }
 
-// words, base and unit of one page (of one token group). q: [rows][stride] in slots; products: as
-// large, overwritten; words: as large; base, unit: [kMaxFusedRows].
-void FoldScales(const PagePlan& plan, const uint8_t* page, int rows, bool fast, const float* q,
-                int64_t stride, float* products, int32_t* words, float* base_out, float* unit) {
+// What queries become for one page (of one token group).
+struct FoldTask {
+  const PagePlan& plan;
+  int64_t stride;   // of slots
+  const float* q;   // [rows][stride] in slots
+  float* products;  // as large, overwritten
+  int32_t* words;   // as large
+  float* base;      // [kMaxFusedRows]
+  float* unit;      // [kMaxFusedRows]
+};
+
+template <int kRows, bool kFast>
+void FoldScales(const FoldTask& task, const uint8_t* page) {
   const DF df;
   const hn::CappedTag<float, 4> d4;
-  VF base[kMaxFusedRows], most[kMaxFusedRows];
-  for (int i = 0; i < kMaxFusedRows; ++i) base[i] = most[i] = hn::Zero(df);
+  const PagePlan& plan = task.plan;
+  const int64_t stride = task.stride;
+  constexpr int kPadded = (kRows + 3) / 4 * 4;
+  VF base[kPadded], most[kPadded];
+  for (int i = 0; i < kPadded; ++i) base[i] = most[i] = hn::Zero(df);
   for (int s = 0; s < plan.slots; s += kLanes) {
     VF a, z;
     LoadScales(plan, page, 0, s, a, z);
@@ -181,30 +194,43 @@ void FoldScales(const PagePlan& plan, const uint8_t* page, int rows, bool fast, 
       const auto valid = hn::FirstN(df, static_cast<size_t>(plan.slots - s));
       a = hn::IfThenElseZero(valid, a), z = hn::IfThenElseZero(valid, z);
     }
-    for (int i = 0; i < rows; ++i) {
-      const VF query = hn::LoadU(df, q + i * stride + s), product = hn::Mul(query, a);
-      hn::StoreU(product, df, products + i * stride + s);
+    for (int i = 0; i < kRows; ++i) {
+      const VF query = hn::LoadU(df, task.q + i * stride + s), product = hn::Mul(query, a);
+      hn::StoreU(product, df, task.products + i * stride + s);
       base[i] = hn::MulAdd(query, z, base[i]);
       most[i] = hn::Max(most[i], hn::Abs(product));
     }
   }
-  float inverse[kMaxFusedRows];
-  const float range = static_cast<float>(fast ? 127 : plan.most_query);
-  for (int i = 0; i < rows; i += 4) {
-    IntegerUnits(MaxesOfLanes(most + i), range, inverse + i, unit + i);
+  alignas(16) float inverse[kPadded];
+  const float range = static_cast<float>(kFast ? 127 : plan.most_query);
+  for (int i = 0; i < kPadded; i += 4) {
+    IntegerUnits(MaxesOfLanes(most + i), range, inverse + i, task.unit + i);
   }
-  for (int i = 0; i < rows; ++i) {
-    const VF inverses = hn::Set(df, inverse[i]);
-    VF mids = hn::Zero(df);
-    for (int s = 0; s < plan.slots; s += kLanes) {
-      const VF product = hn::Mul(hn::LoadU(df, products + i * stride + s), inverses);
-      const VI32 rounded = RoundToInt(product);
-      mids = hn::MulAdd(hn::ConvertTo(df, rounded), hn::LoadU(df, plan.mid.data() + s), mids);
-      hn::StoreU(fast ? FoursUp(rounded) : PairUp(rounded), DI32(), words + i * stride + s);
+  VF mids[kRows];
+  for (VF& mid : mids) mid = hn::Zero(df);
+  for (int s = 0; s < plan.slots; s += kLanes) {
+    const VF mid = hn::LoadU(df, plan.mid.data() + s);
+    for (int i = 0; i < kRows; ++i) {
+      const VF product = hn::LoadU(df, task.products + i * stride + s);
+      const VI32 rounded = RoundToInt(hn::Mul(product, hn::Set(df, inverse[i])));
+      mids[i] = hn::MulAdd(hn::ConvertTo(df, rounded), mid, mids[i]);
+      hn::StoreU(kFast ? FoursUp(rounded) : PairUp(rounded), DI32(), task.words + i * stride + s);
     }
-    base[i] = hn::NegMulAdd(mids, hn::Set(df, unit[i]), base[i]);
   }
-  for (int i = 0; i < rows; i += 4) hn::StoreU(SumsOfLanes(base + i), d4, base_out + i);
+  for (int i = 0; i < kRows; ++i) {
+    base[i] = hn::NegMulAdd(mids[i], hn::Set(df, task.unit[i]), base[i]);
+  }
+  for (int i = 0; i < kPadded; i += 4) hn::StoreU(SumsOfLanes(base + i), d4, task.base + i);
+}
+
+// FoldScales<rows>, rows <= kMost.
+template <int kMost, bool kFast>
+HWY_INLINE void FoldScalesOf(int rows, const FoldTask& task, const uint8_t* page) {
+  if (rows == kMost) {
+    FoldScales<kMost, kFast>(task, page);
+  } else if constexpr (kMost > 1) {
+    FoldScalesOf<kMost - 1, kFast>(rows, task, page);
+  }
 }
 
 // Scales change within a block (groups of 8 and 16 tokens, scales per token), or the codes are in
@@ -248,6 +274,10 @@ void Score(const ScoreArgs& args) {
   float* const q = args.scratch;
   float* const products = q + args.rows * stride;
   int32_t* const words = reinterpret_cast<int32_t*>(products + args.rows * stride);
+  for (int p = 0; p < args.run.n_pages && p < kFusedBlocks; ++p) {
+    // All of it: what ScoreTile fetches on the way is as far ahead.
+    for (size_t i = 0; i < plan.page_bytes(); i += 64) hwy::Prefetch(args.run.pages[p] + i);
+  }
   GatherQueries(args, stride, q);
   const int64_t n_blocks = args.run.n_pages * blocks;
   for (int64_t first = 0; first < n_blocks; first += kFusedBlocks) {
@@ -265,10 +295,16 @@ void Score(const ScoreArgs& args) {
       in.unit[i] = new_page ? unit[i] : in.unit[i - 1];
       if (!new_page) continue;
       // Scales lie apart from the codes: nothing else has fetched them.
-      FetchScales(plan, page + kAheadPages < args.run.n_pages ? args.run.pages[page + kAheadPages]
-                                                              : args.run.pages[page]);
-      FoldScales(plan, args.run.pages[page], args.rows, fast, q, stride, products,
-                 words + i * args.rows * stride, base[i], unit[i]);
+      if (page + kAheadPages < args.run.n_pages) {
+        FetchScales(plan, args.run.pages[page + kAheadPages]);
+      }
+      const FoldTask task{plan,    stride, q, products, words + i * args.rows * stride,
+                          base[i], unit[i]};
+      if (kHasByteProducts && fast) {
+        FoldScalesOf<kMaxFusedRows, kHasByteProducts>(args.rows, task, args.run.pages[page]);
+      } else {
+        FoldScalesOf<kMaxFusedRows, false>(args.rows, task, args.run.pages[page]);
+      }
     }
     ScoreRows(in, args.rows, fast, args.out + first * kBlockTokens, args.out_stride);
   }
