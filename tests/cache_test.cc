@@ -440,6 +440,45 @@ TEST(CacheExact, ValuesAtTheEdgeOfFp16StayFinite) {
   }
 }
 
+// ---- integers of 16 and of 8 bits ----
+
+// Relative L2 distance of attention to float64 on the same codes; scales from flat to peaked
+// softmax.
+double AttentionDistance(const std::string& config, float scale) {
+  const Filled f = Fill({"", config, 1, 2, 6, 64, 64, 1500});
+  const KVCache::KV kv = f.cache.Reconstruct();
+  const Dims qd{1, 6, 1, 64};
+  const Floats q = Gaussian(qd.size(), 31);
+  return RelL2(Attend(f.cache, q, qd, {.scale = scale}),
+               PlainAttention(q, qd, ToFloats(kv.k), f.kd, ToFloats(kv.v), f.vd, {.scale = scale}));
+}
+
+TEST(Integers, Of16BitsAreWithinTheStatedError) {
+  for (const char* config : {"palu", "palu:small", "palu:quality", "palu:rank=32,hi_bit=4"}) {
+    for (const float scale : {0.01f, 0.125f, 1.0f, 4.0f}) {
+      EXPECT_LT(AttentionDistance(config, scale), 3e-4) << config << " scale " << scale;
+    }
+  }
+}
+
+TEST(Integers, Of8BitsAreWithinTheStatedErrorOrRefused) {
+  if (KernelTarget() != "AVX3_DL") {
+    ExpectSays(MessageOf<ConfigError>([] { KVCacheConfig::Parse("palu:fast=true"); }),
+               {"fast=true", "products of four bytes"});
+    return;
+  }
+  const std::pair<float, double> bounds[] = {{0.01f, 2e-4}, {0.125f, 1e-3}, {1.0f, 0.02}};
+  for (const char* config : {"palu", "palu:small", "palu:rank=32,hi_bit=4"}) {
+    for (const auto& [scale, bound] : bounds) {
+      const double error = AttentionDistance(
+          std::string(config) + (std::string(config) == "palu" ? ":fast=true" : ",fast=true"),
+          scale);
+      EXPECT_LT(error, bound) << config << " scale " << scale;
+      EXPECT_GT(error, 2e-5) << config << " scale " << scale;  // it is another form
+    }
+  }
+}
+
 TEST(CacheExact, TinyHeadDims) {
   for (const int dim : {1, 2, 3}) {
     const Dims dims{1, 2, 150, dim};
