@@ -132,6 +132,12 @@ bool MeasureCosts(const std::shared_ptr<const llama::Model>& model, const FitOpt
 }
 
 int Fit(const FitOptions& o) {
+  // A cache is written as options between commas.
+  if (o.out.find(',') != std::string::npos) {
+    throw UsageError(fmt::format(
+        "--output is {}; the path must have no comma, as palu:basis=FILE could not name it",
+        o.out));
+  }
   CheckWritable(o.out);
   EvalOptions eval;
   eval.model = o.model;

@@ -66,6 +66,11 @@ TEST_F(FitAndRecommend, FitRefusesWhatCannotBe) {
       Fit({"-f", Path("text"), "-o", Path("no/such/folder.basis"), "--cost-tokens", "0"});
   EXPECT_EQ(out.code, 1);
   EXPECT_NE(out.err.find("no/such/folder.basis"), std::string::npos) << out.err;
+  const Outcome comma = Fit({"-f", Path("text"), "-o", Path("a,b.basis")});
+  EXPECT_EQ(comma.code, 2);
+  EXPECT_NE(comma.err.find("a,b.basis"), std::string::npos) << comma.err;
+  EXPECT_NE(comma.err.find("no comma"), std::string::npos) << comma.err;
+  EXPECT_FALSE(std::filesystem::exists(Path("a,b.basis")));
   folder_->Put("foreign.basis", "GGUF");
   const Outcome foreign = Palu({"run", "-m", Path("model.gguf"), "-p", "x", "--cache",
                                 "palu:basis=" + Path("foreign.basis")});
