@@ -1,33 +1,11 @@
 // What a KVCache keeps: chunks, positions, trim, fork, clear, statistics. Sliding windows are in
 // cache_window_test.cc.
-#include "test_util.h"
+#include "cache_data.h"
 
 namespace palu {
 namespace {
 
 using namespace test;
-
-constexpr int kHeads = 3, kDim = 64;
-const char kQuick[] = "palu:fit_tokens=96,recent_tokens=20";
-
-Dims Of(int64_t tokens, int64_t batch = 1) { return {batch, kHeads, tokens, kDim}; }
-
-struct Data {
-  Dims dims;
-  RopeParams rope;
-  Floats k, v;
-};
-
-Data MakeData(int64_t tokens, uint64_t seed, int64_t batch = 1) {
-  const Dims dims = Of(tokens, batch);
-  const RopeParams rope = Rope(kDim);
-  return {dims, rope, RopedKeys(dims, rope, seed),
-          Planted(dims, Decay(kDim, 1, 0.93), 0, seed + 1)};
-}
-
-void Feed(KVCache& cache, const Data& d, int64_t first, int64_t n) {
-  test::Feed(cache, d.k, d.dims, d.v, d.dims, first, n, &d.rope);
-}
 
 KVCache Fed(const std::string& config, const Data& d, const LayerOptions& o = {}) {
   KVCache cache = MakeCache(config, kHeads, kDim, o);

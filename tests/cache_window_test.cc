@@ -1,37 +1,14 @@
 // Layers with a sliding window: exact or at 8 bits, what is visible, what is dropped, trim, forks.
-#include "test_util.h"
+#include "cache_data.h"
 
 namespace palu {
 namespace {
 
 using namespace test;
 
-constexpr int kHeads = 3, kDim = 64;
-const char kQuick[] = "palu:fit_tokens=96,recent_tokens=20";
-
-Dims Of(int64_t tokens, int64_t batch = 1) { return {batch, kHeads, tokens, kDim}; }
-
-struct Data {
-  Dims dims;
-  RopeParams rope;
-  Floats k, v;
-};
-
-Data MakeData(int64_t tokens, uint64_t seed, int64_t batch = 1) {
-  const Dims dims = Of(tokens, batch);
-  const RopeParams rope = Rope(kDim);
-  return {dims, rope, RopedKeys(dims, rope, seed),
-          Planted(dims, Decay(kDim, 1, 0.93), 0, seed + 1)};
-}
-
 void Append(KVCache& cache, const Data& d, int64_t first, int64_t n) {
   cache.Append(Slice(d.k, d.dims, first, n), Slice(d.v, d.dims, first, n),
                {.position = -1, .rope = &d.rope});
-}
-
-void Feed(KVCache& cache, const Data& d, int64_t first, int64_t n) {
-  Append(cache, d, first, n);
-  cache.Seal();
 }
 
 KVCache Windowed(const std::string& config, int window, int64_t batch = 1, int threads = 1) {
