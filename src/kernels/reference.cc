@@ -351,6 +351,7 @@ int64_t FindBad(const float* x, int64_t n, float limit) {
 const KernelTable& Reference() {
   static constexpr KernelTable kTable = {
       .name = "reference",
+      .byte_products = false,
       .score = Score,
       .accumulate = Accumulate,
       .wave_scores = WaveScores,
