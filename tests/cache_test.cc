@@ -449,7 +449,9 @@ double AttentionDistance(const std::string& config, float scale) {
   const KVCache::KV kv = f.cache.Reconstruct();
   const Dims qd{1, 6, 1, 64};
   const Floats q = Gaussian(qd.size(), 31);
-  return RelL2(Attend(f.cache, q, qd, {.scale = scale}),
+  AttendArgs args;
+  args.scale = scale;
+  return RelL2(Attend(f.cache, q, qd, args),
                PlainAttention(q, qd, ToFloats(kv.k), f.kd, ToFloats(kv.v), f.vd, {.scale = scale}));
 }
 
