@@ -61,7 +61,7 @@ TEST_F(RealModel, ThePackedCacheIsSmallerByItsOwnCount) {
   EXPECT_EQ(fp16.at("prompt_tokens"), palu.at("prompt_tokens"));
   EXPECT_EQ(fp16.at("kv_fp16_bytes"), theirs.at("kv_fp16_bytes"));
   EXPECT_GE(fp16.at("kv_bytes"), fp16.at("kv_fp16_bytes"));
-  EXPECT_LT(palu.at("kv_bytes").get<double>(), 0.6 * palu.at("kv_fp16_bytes").get<double>());
+  EXPECT_LT(palu.at("kv_bytes").get<double>(), 0.62 * palu.at("kv_fp16_bytes").get<double>());
   EXPECT_EQ(palu.at("rank_k").size(), 30u);
   EXPECT_EQ(palu.at("rank_v").size(), 30u);
   EXPECT_NEAR(palu.at("stored_bits_per_element").get<double>(),
