@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "expect_failure.h"
 #include "program.h"
 #include "text_model.h"
 #include "utf8.h"
@@ -49,15 +50,6 @@ class Cli : public ::testing::Test {
 };
 
 TempFolder* Cli::folder_ = nullptr;
-
-// One line "palu: error: ..." with `part` in it, and nothing on standard output.
-void ExpectFailure(const Outcome& outcome, int code, const std::string& part) {
-  EXPECT_EQ(outcome.code, code) << outcome.err;
-  EXPECT_EQ(outcome.out, "");
-  EXPECT_EQ(outcome.err.rfind("palu: error: ", 0), 0u) << outcome.err;
-  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
-  EXPECT_NE(outcome.err.find(part), std::string::npos) << "no '" << part << "' in " << outcome.err;
-}
 
 TEST_F(Cli, HelpAndVersionGoToStandardOutput) {
   for (const Words& words : {Words{"--help"}, Words{"run", "--help"}, Words{"inspect", "--help"},
