@@ -5,19 +5,31 @@
 #include "base/tensor_io.h"
 
 namespace palu {
+namespace {
 
-AttendCall::AttendCall(const Sequence& s, const AttendArgs& a, int64_t batch,
-                       const MutableTensor& o)
-    : sequence(s), args(a), b(batch), out(o), segments(s.Segments()) {
+constexpr uint16_t kHalfMinusInf = 0xFC00;
+constexpr int64_t kMaskTokens = 256;  // converted at once
+
+}  // namespace
+
+AttendCall::AttendCall(const TokenView& v, const AttendArgs& a, int64_t batch,
+                       const MutableTensor& o, HalfMask mask)
+    : view(v), args(a), b(batch), out(o), half_mask(mask) {
   n = a.q.shape[2];
   group = static_cast<int>(a.q.shape[1] / shape().kv_heads);
   scale = a.scale != 0 ? a.scale : 1.0f / std::sqrt(static_cast<float>(shape().head_dim_k));
-  window = shape().window;
-  if (s.encoded_tokens() > 0) {
-    units = s.codec()->units;
-  } else {
-    units = HeadGroups(shape().kv_heads, shape().kv_heads);
+  units = v.encoded() ? v.codec->units : HeadGroups(shape().kv_heads, shape().kv_heads);
+}
+
+bool AttendCall::Hidden(int64_t query, int64_t queries, int64_t first, int64_t count) const {
+  if (!half_mask.data) return false;
+  for (int64_t i = 0; i < queries; ++i) {
+    const uint16_t* const row = half_mask.data + (query + i) * half_mask.stride + first;
+    uint16_t differs = 0;  // from -inf, in any of them
+    for (int64_t t = 0; t < count; ++t) differs |= row[t] ^ kHalfMinusInf;
+    if (differs) return false;
   }
+  return true;
 }
 
 void PreparedQueries::Prepare(const AttendCall& call, int unit, int64_t first, int64_t n) {
@@ -36,8 +48,8 @@ void PreparedQueries::Prepare(const AttendCall& call, int unit, int64_t first, i
   }
   latent.clear();
   mean_waves.clear();
-  if (call.sequence.encoded_tokens() == 0) return;
-  const GroupCodec& codec = call.sequence.codec()->k.unit(unit);
+  if (!call.view.encoded()) return;
+  const GroupCodec& codec = call.view.codec->k.unit(unit);
   latent.resize(static_cast<size_t>(all) * codec.rank());
   basis_.resize(codec.basis.size());
   Active().f16_to_f32(codec.basis.data(), basis_.data(), static_cast<int64_t>(basis_.size()));
@@ -93,22 +105,21 @@ void PreparedQueries::PrepareLatents(const GroupCodec& codec, int head, int dim)
   }
 }
 
-void AddMeanScores(const AttendCall& call, int unit, const PreparedQueries& queries, int64_t first,
-                   int64_t tokens, float* scores, int64_t stride) {
-  const GroupCodec& codec = call.sequence.codec()->k.unit(unit);
-  if (codec.rotated_means.empty() || codec.rotated_means[0].planes() == 0) return;
-  // All heads rotate alike.
-  const RotatedMean& mean = codec.rotated_means[0];
+namespace {
+
+// The same for tokens whose positions follow `position`. waves: those of the unit's queries.
+void AddWaves(const RotatedMean& mean, const std::vector<float>& queries, int64_t position,
+              int64_t blocks, float* scores, int64_t stride) {
   const int n = mean.planes();
-  const int64_t rows = static_cast<int64_t>(queries.mean_waves.size()) / (2 * n);
+  const int64_t rows = static_cast<int64_t>(queries.size()) / (2 * n);
   thread_local Waves waves;
   thread_local std::vector<float> turned;
   waves.Prepare(mean.inv_freq());
-  const float* const c = waves.Phases(call.sequence.position_of(first));
+  const float* const c = waves.Phases(position);
   const float* const s = c + n;
   turned.resize(static_cast<size_t>(rows) * 2 * n);
   for (int64_t r = 0; r < rows; ++r) {
-    const float* const from = &queries.mean_waves[r * 2 * n];
+    const float* const from = &queries[r * 2 * n];
     float* const to = &turned[r * 2 * n];
     for (int i = 0; i < n; ++i) {
       to[i] = from[i] * c[i] + from[n + i] * s[i];
@@ -118,9 +129,57 @@ void AddMeanScores(const AttendCall& call, int unit, const PreparedQueries& quer
   Active().wave_scores({.plan = &waves.plan(),
                         .q = turned.data(),
                         .rows = static_cast<int>(rows),
-                        .n_blocks = static_cast<int>(tokens / kWaveBlock),
+                        .n_blocks = static_cast<int>(blocks),
                         .out = scores,
                         .out_stride = stride});
+}
+
+// The same for the tokens of one block at any positions: those of every aligned run of 32 positions
+// that is met are computed together.
+void AddScattered(const RotatedMean& mean, const std::vector<float>& queries,
+                  const int32_t* positions, float* scores, int64_t stride) {
+  const int64_t rows = static_cast<int64_t>(queries.size()) / (2 * mean.planes());
+  thread_local std::vector<float> run;
+  uint32_t done = 0;
+  for (int first = 0; first < kBlockTokens; ++first) {
+    if (done >> first & 1) continue;
+    const int64_t start = positions[first] / kWaveBlock * kWaveBlock;
+    run.assign(static_cast<size_t>(rows) * kWaveBlock, 0.0f);
+    AddWaves(mean, queries, start, 1, run.data(), kWaveBlock);
+    for (int t = first; t < kBlockTokens; ++t) {
+      const int64_t at = positions[t] - start;
+      if (at < 0 || at >= kWaveBlock) continue;
+      done |= 1u << t;
+      for (int64_t r = 0; r < rows; ++r) scores[r * stride + t] += run[r * kWaveBlock + at];
+    }
+  }
+}
+
+}  // namespace
+
+void AddMeanScores(const AttendCall& call, int unit, const PreparedQueries& queries,
+                   const Segment& segment, int64_t at, int64_t tokens, float* scores,
+                   int64_t stride) {
+  const GroupCodec& codec = call.view.codec->k.unit(unit);
+  if (codec.rotated_means.empty() || codec.rotated_means[0].planes() == 0) return;
+  const RotatedMean& mean = codec.rotated_means[0];  // all heads rotate alike
+  const int64_t first = at / kBlockTokens, end = (at + tokens) / kBlockTokens;
+  for (int64_t i = first; i < end;) {
+    const BlockPositions block = segment.block(i);
+    float* const out = scores + (i - first) * kBlockTokens;
+    if (block.list) {
+      AddScattered(mean, queries.mean_waves, block.list, out, stride);
+      ++i;
+      continue;
+    }
+    int64_t next = i + 1;
+    while (next < end && !segment.block(next).list &&
+           segment.block(next).first == block.first + (next - i) * kBlockTokens) {
+      ++next;
+    }
+    AddWaves(mean, queries.mean_waves, block.first, next - i, out, stride);
+    i = next;
+  }
 }
 
 void FinishScores(const AttendCall& call, int64_t query, float mean_dot, int64_t first,
@@ -136,9 +195,16 @@ void FinishScores(const AttendCall& call, int64_t query, float mean_dot, int64_t
   }
   if (call.args.soft_cap > 0) Active().soft_cap(scores + begin, end - begin, call.args.soft_cap);
   if (call.args.mask) {
-    const int64_t stride = call.args.mask_stride ? call.args.mask_stride : call.sequence.size();
+    const int64_t stride = call.args.mask_stride ? call.args.mask_stride : call.view.size;
     const float* const mask = call.args.mask + query * stride + first;
     for (int64_t t = begin; t < end; ++t) scores[t] += mask[t];
+  }
+  for (int64_t t = begin; call.half_mask.data && t < end; t += kMaskTokens) {
+    float mask[kMaskTokens];
+    const int64_t some = std::min(kMaskTokens, end - t);
+    Active().f16_to_f32(call.half_mask.data + query * call.half_mask.stride + first + t, mask,
+                        some);
+    for (int64_t i = 0; i < some; ++i) scores[t + i] += mask[i];
   }
 }
 
@@ -181,7 +247,7 @@ void FinishRows(const AttendCall& call, int kv_head, int64_t first, int64_t rows
                 const RowSum* sums, const float* latent, int64_t latent_stride, float* exact) {
   const int dim = call.shape().head_dim_v;
   if (latent) {
-    const LayerCodec& codec = *call.sequence.codec();
+    const LayerCodec& codec = *call.view.codec;
     const int unit = codec.unit_of_head[kv_head];
     AddLatents(codec.v.unit(unit), kv_head - codec.units[unit].first, dim, rows, sums, latent,
                latent_stride, exact);

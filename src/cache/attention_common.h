@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "cache/sequence.h"
+#include "cache/token_view.h"
 #include "kernels/kernels.h"
 #include "palu/cache.h"
 
@@ -15,36 +15,43 @@ namespace palu {
 
 inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 
-// One Attend call on one sequence. Row r of a KV head is query r / group of head (kv_head * group +
-// r % group). Encoded tokens belong to units of heads, exact ones to heads; where nothing is
-// encoded every head is a unit.
+// A mask as ggml has it: fp16, row i for query i, added to the scaled logits; -inf hides.
+struct HalfMask {
+  const uint16_t* data = nullptr;
+  int64_t stride = 0;  // halves from one query's row to the next
+};
+
+// One Attend call on one sequence, or one stream of cells. Row r of a KV head is query r / group of
+// head (kv_head * group + r % group). Encoded tokens belong to units of heads, exact ones to heads;
+// where nothing is encoded every head is a unit.
 struct AttendCall {
-  const Sequence& sequence;
+  const TokenView& view;
   const AttendArgs& args;
-  int64_t b;  // batch element
+  int64_t b;  // batch element of q and out
   const MutableTensor& out;
-  std::vector<Segment> segments;
+  HalfMask half_mask;  // instead of args.mask
   std::vector<HeadUnit> units;
   int64_t n = 0;  // queries
   int group = 1;  // query heads per KV head
   float scale = 1;
-  int64_t window = 0;  // of the layer; 0 = none
 
-  AttendCall(const Sequence& s, const AttendArgs& a, int64_t batch, const MutableTensor& o);
+  AttendCall(const TokenView& v, const AttendArgs& a, int64_t batch, const MutableTensor& o,
+             HalfMask mask = {});
 
-  const LayerShape& shape() const { return sequence.context().shape; }
-  int64_t query_index(int64_t i) const {
-    return sequence.size() - n + i;
-  }  // its place in the sequence
+  const LayerShape& shape() const { return view.context->shape; }
+  int64_t query_index(int64_t i) const { return view.size - n + i; }  // its place in the sequence
   int head_of_row(int kv_head, int64_t row) const {
     return kv_head * group + static_cast<int>(row % group);
   }
   // Tokens [begin, end) that query i may see, before the mask.
   void Visible(int64_t i, int64_t& begin, int64_t& end) const {
     const int64_t at = query_index(i);
-    end = args.causal ? at + 1 : sequence.size();
-    begin = window > 0 ? std::max<int64_t>(0, at - window + 1) : 0;
+    end = args.causal ? at + 1 : view.size;
+    begin = view.window > 0 ? std::max<int64_t>(0, at - view.window + 1) : 0;
   }
+  // Whether the half mask hides tokens [first, first + count) from queries [query, query +
+  // queries).
+  bool Hidden(int64_t query, int64_t queries, int64_t first, int64_t count) const;
 };
 
 // The queries of rows [first, first + rows) of every head of a unit, one head after the other,
@@ -64,10 +71,12 @@ struct PreparedQueries {
   std::vector<float> basis_, transposed_;
 };
 
-// scores[r][t] += q_r . (rotated mean at the position of token first + t), t < tokens, a multiple
-// of 32 and at most 1024, for all rows of the unit. Nothing if it has no rotated means.
-void AddMeanScores(const AttendCall& call, int unit, const PreparedQueries& queries, int64_t first,
-                   int64_t tokens, float* scores, int64_t stride);
+// scores[r][t] += q_r . (rotated mean at the position of token `at` + t of the segment), t <
+// tokens, both multiples of 32 and the second at most 1024, for all rows of the unit. Nothing if it
+// has no rotated means.
+void AddMeanScores(const AttendCall& call, int unit, const PreparedQueries& queries,
+                   const Segment& segment, int64_t at, int64_t tokens, float* scores,
+                   int64_t stride);
 
 // Turns raw scores of one row into logits: adds the mean's share, caps, masks, hides what is not
 // visible. scores: tokens [first, first + count) of the sequence.
@@ -87,10 +96,11 @@ struct RowSum {
 void FinishRows(const AttendCall& call, int kv_head, int64_t first, int64_t rows,
                 const RowSum* sums, const float* latent, int64_t latent_stride, float* exact);
 
-// One call on few rows, and on many. Both see the same tokens and give the same result up to
-// rounding.
+// One call on few rows, and on many; Attend takes the one that suits. Both see the same tokens and
+// give the same result up to rounding.
 void AttendDecode(const AttendCall& call);
 void AttendPrefill(const AttendCall& call);
+void Attend(const AttendCall& call);
 
 }  // namespace palu
 

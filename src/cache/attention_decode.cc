@@ -20,12 +20,14 @@ struct SidePages {
   std::vector<const uint8_t*> pages;
   const PagePlan* plan = nullptr;
 
-  void Collect(const Segment& segment, int place, bool is_v, int64_t first_page, int64_t n) {
-    const PageLayout& layout = segment.store->layout();
+  void Collect(const TokenView& view, const Segment& segment, int place, bool is_v,
+               int64_t first_page, int64_t n) {
+    const PageLayout& layout = *segment.layout;
     plan = (is_v ? layout.v : layout.k)[place];
     const size_t offset = (is_v ? layout.v_offset : layout.k_offset)[place];
+    const uint8_t* const* const from = &view.pages[segment.page + first_page];
     pages.resize(static_cast<size_t>(n));
-    for (int64_t p = 0; p < n; ++p) pages[p] = segment.store->page(first_page + p) + offset;
+    for (int64_t p = 0; p < n; ++p) pages[p] = from[p] + offset;
   }
 
   // Asks for what will be read first, while something else is computed.
@@ -63,18 +65,18 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
                RowSum* sums, float* acc, int64_t acc_stride) {
   const KernelTable& kernels = Active();
   const Segment& segment = *task.segment;
-  const int page_tokens = segment.store->layout().page_tokens;
+  const int page_tokens = segment.layout->page_tokens;
   const int64_t tokens = task.pages * page_tokens;  // with the empty end of the last page
   const int64_t first = segment.first + task.first_page * page_tokens;
   const int64_t count = std::min(tokens, segment.first + segment.count - first);
   const int place = segment.encoded ? task.unit : task.head;
   const int64_t first_row = task.FirstRow(call, queries.rows);
   const int rows = static_cast<int>(task.Rows(call, queries.rows));
-  const bool fast = call.sequence.context().config.fast;
+  const bool fast = call.view.context->config.fast;
   thread_local SidePages side;
   thread_local std::vector<float> scores, scratch;
 
-  side.Collect(segment, place, false, task.first_page, task.pages);
+  side.Collect(call.view, segment, place, false, task.first_page, task.pages);
   const int rank_k = side.plan->rank;
   scores.resize(static_cast<size_t>(rows) * tokens);
   scratch.resize(ScoreScratch(*side.plan, std::min(kMaxFusedRows, rows)));
@@ -90,10 +92,11 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
                    .fast = fast,
                    .scratch = scratch.data()});
   }
-  side.Collect(segment, place, true, task.first_page, task.pages);
+  side.Collect(call.view, segment, place, true, task.first_page, task.pages);
   side.Fetch();
   if (segment.encoded) {
-    AddMeanScores(call, task.unit, queries, first, tokens, scores.data(), tokens);
+    AddMeanScores(call, task.unit, queries, segment, task.first_page * page_tokens, tokens,
+                  scores.data(), tokens);
   }
   for (int r = 0; r < rows; ++r) {
     float* const row = scores.data() + r * tokens;
@@ -126,8 +129,8 @@ void AddDecodeTasks(const AttendCall& call, int unit, std::vector<DecodeTask>& t
   int64_t begin, end, unused;
   call.Visible(0, begin, unused);
   call.Visible(call.n - 1, unused, end);
-  for (const Segment& segment : call.segments) {
-    const int page_tokens = segment.store->layout().page_tokens;
+  for (const Segment& segment : call.view.segments) {
+    const int page_tokens = segment.layout->page_tokens;
     const int64_t step = kRunTokens / page_tokens;
     const int64_t pages = (segment.count + page_tokens - 1) / page_tokens;
     for (int64_t p = 0; p < pages; p += step) {
@@ -150,8 +153,8 @@ void MergeHead(const AttendCall& call, int unit, int kv_head, int64_t rows,
                std::span<const DecodeTask> tasks, const RowSum* partial_sums,
                const float* partial_acc, int64_t acc_stride) {
   const int dim = call.shape().head_dim_v;
-  const bool encoded = call.sequence.encoded_tokens() > 0;
-  const int rank = encoded ? call.sequence.codec()->v.unit(unit).rank() : 0;
+  const bool encoded = call.view.encoded();
+  const int rank = encoded ? call.view.codec->v.unit(unit).rank() : 0;
   thread_local std::vector<float> exact, latent;
   exact.assign(static_cast<size_t>(rows) * dim, 0.0f);
   latent.assign(static_cast<size_t>(rows) * rank, 0.0f);
@@ -201,10 +204,10 @@ void AttendDecode(const AttendCall& call) {
     task.first_sum = all_sums;
     all_sums += task.Rows(call, rows);
   }
-  const LayerCodec* codec = call.sequence.codec();
+  const LayerCodec* codec = call.view.codec;
   const int64_t acc_stride = std::max(call.shape().head_dim_v, codec ? codec->v.max_rank() : 0);
-  const int64_t work = call.sequence.size() * heads * rows * acc_stride * 2;
-  const int threads = work < kSerialWork ? 1 : call.sequence.context().threads;
+  const int64_t work = call.view.size * heads * rows * acc_stride * 2;
+  const int threads = work < kSerialWork ? 1 : call.view.context->threads;
 
   thread_local std::vector<PreparedQueries> queries_storage;
   thread_local std::vector<RowSum> sums_storage;

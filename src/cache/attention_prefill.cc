@@ -32,17 +32,23 @@ class PrefillTask {
   void Run() {
     queries_.Prepare(call_, unit_, first_row_, head_rows_);
     const int dim = call_.shape().head_dim_v;
-    const bool encoded = call_.sequence.encoded_tokens() > 0;
-    rank_ = encoded ? call_.sequence.codec()->v.unit(unit_).rank() : 0;
+    const bool encoded = call_.view.encoded();
+    rank_ = encoded ? call_.view.codec->v.unit(unit_).rank() : 0;
     sums_.assign(static_cast<size_t>(rows_), RowSum());
     exact_.assign(static_cast<size_t>(rows_) * dim, 0.0f);
     latent_.assign(static_cast<size_t>(rows_) * rank_, 0.0f);
-    for (const Segment& segment : call_.segments) {
+    for (const Segment& segment : call_.view.segments) {
       const int64_t from =
           std::max<int64_t>(begin_ - segment.first, 0) / kBlockTokens * kBlockTokens;
       const int64_t to = std::min(end_ - segment.first, segment.count);
-      for (int64_t t = from; t < to; t += kTileTokens)
-        Tile(segment, t, std::min(kTileTokens, to - t));
+      for (int64_t t = from; t < to; t += kTileTokens) {
+        const int64_t count = std::min(kTileTokens, to - t);
+        if (call_.Hidden(first_row_ / call_.group, head_rows_ / call_.group, segment.first + t,
+                         count)) {
+          continue;
+        }
+        Tile(segment, t, count);
+      }
     }
     for (int h = heads_.first; h < heads_.last; ++h) {
       const int64_t row = (h - heads_.first) * head_rows_;
@@ -59,8 +65,8 @@ class PrefillTask {
     scores_.resize(static_cast<size_t>(rows_) * kTileTokens);
     if (segment.encoded) {
       Score(segment, at, blocks, unit_, 0, rows_, queries_.latent.data());
-      AddMeanScores(call_, unit_, queries_, segment.first + at, blocks * kBlockTokens,
-                    scores_.data(), kTileTokens);
+      AddMeanScores(call_, unit_, queries_, segment, at, blocks * kBlockTokens, scores_.data(),
+                    kTileTokens);
     } else {
       for (int h = heads_.first; h < heads_.last; ++h) {
         Score(segment, at, blocks, h, (h - heads_.first) * head_rows_, head_rows_,
@@ -80,9 +86,9 @@ class PrefillTask {
 
   const uint8_t* Side(const Segment& segment, int64_t token, int place, bool is_v,
                       int& block) const {
-    const PageLayout& layout = segment.store->layout();
+    const PageLayout& layout = *segment.layout;
     block = static_cast<int>(token % layout.page_tokens / kBlockTokens);
-    return segment.store->page(token / layout.page_tokens) +
+    return call_.view.pages[segment.page + token / layout.page_tokens] +
            (is_v ? layout.v_offset : layout.k_offset)[place];
   }
 
@@ -90,7 +96,7 @@ class PrefillTask {
   void Score(const Segment& segment, int64_t at, int64_t blocks, int place, int64_t row,
              int64_t rows, const float* q) {
     const KernelTable& kernels = Active();
-    const PagePlan& plan = *segment.store->layout().k[place];
+    const PagePlan& plan = *segment.layout->k[place];
     tile_.resize(static_cast<size_t>(plan.rank) * kBlockTokens);
     for (int64_t i = 0; i < blocks; ++i) {
       int block;
@@ -112,7 +118,7 @@ class PrefillTask {
   void Accumulate(const Segment& segment, int64_t at, int64_t count, int place, int64_t row,
                   int64_t rows, float* acc) {
     const KernelTable& kernels = Active();
-    const PagePlan& plan = *segment.store->layout().v[place];
+    const PagePlan& plan = *segment.layout->v[place];
     const int64_t blocks = (count + kBlockTokens - 1) / kBlockTokens;
     tile_.resize(static_cast<size_t>(plan.rank) * kTileTokens);
     for (int64_t i = 0; i < blocks; ++i) {
@@ -184,7 +190,7 @@ void AttendPrefill(const AttendCall& call) {
   const int64_t blocks = (call.n + per_block - 1) / per_block;
   const auto units = static_cast<int64_t>(call.units.size());
   // The last queries see the most tokens: start with them.
-  ParallelFor(call.sequence.context().threads, blocks * units, [&](int64_t task) {
+  ParallelFor(call.view.context->threads, blocks * units, [&](int64_t task) {
     const int64_t block = blocks - 1 - task / units;
     PrefillTask(call, static_cast<int>(task % units), block * per_block,
                 std::min(per_block, call.n - block * per_block))

@@ -12,60 +12,6 @@
 #include "palu/errors.h"
 
 namespace palu {
-namespace {
-
-std::string Where(const LayerShape& shape) { return "layer " + std::to_string(shape.index) + ": "; }
-
-// Throws for the first value of a side that cannot be stored.
-void CheckValues(const LayerShape& shape, const ConstTensor& x, int64_t b, const char* side,
-                 float limit) {
-  const KernelTable& kernels = Active();
-  const int64_t heads = x.shape[1], tokens = x.shape[2], dim = x.shape[3];
-  std::vector<float> copy(static_cast<size_t>(dim));
-  for (int64_t h = 0; h < heads; ++h) {
-    for (int64_t t = 0; t < tokens; ++t) {
-      const float* row = RowOrNull(x, b, h, t);
-      if (!row) ReadRow(x, b, h, t, copy.data()), row = copy.data();
-      const int64_t bad = kernels.find_bad(row, dim, limit);
-      if (bad < 0) continue;
-      const std::string value = std::isnan(row[bad])   ? "NaN"
-                                : std::isinf(row[bad]) ? "an infinity"
-                                                       : std::to_string(row[bad]);
-      throw InputError(Where(shape) + side + " has " + value + " at sequence " + std::to_string(b) +
-                       ", head " + std::to_string(h) + ", token " + std::to_string(t) +
-                       " of the append, channel " + std::to_string(bad) +
-                       "; allowed are finite values of at most " + std::to_string(limit));
-    }
-  }
-}
-
-void CheckRope(const LayerShape& shape, const RopeParams& rope) {
-  if (2 * rope.inv_freq.size() > static_cast<size_t>(shape.head_dim_k)) {
-    throw InputError(Where(shape) + "rope turns " + std::to_string(2 * rope.inv_freq.size()) +
-                     " dims, the keys have " + std::to_string(shape.head_dim_k));
-  }
-  for (const float f : rope.inv_freq) {
-    if (!std::isfinite(f))
-      throw InputError(Where(shape) + "rope has a frequency that is not finite");
-  }
-}
-
-// Puts one row into column t of a raw page side: value c goes to block position c * 32 + t.
-void ScatterRow(const PagePlan& plan, const float* row, int64_t dim, int t, uint8_t* side) {
-  if (plan.bits[0] == 32) {
-    for (int64_t c = 0; c < dim; ++c)
-      std::memcpy(side + (c * kBlockTokens + t) * sizeof(float), row + c, sizeof(float));
-    return;
-  }
-  uint16_t half[kMaxRank];
-  Active().f32_to_f16(row, half, dim);
-  for (int64_t c = 0; c < dim; ++c) {
-    std::memcpy(side + (c * kBlockTokens + t) * sizeof(uint16_t), half + c, sizeof(uint16_t));
-  }
-}
-
-}  // namespace
-
 Sequence::Sequence(std::shared_ptr<const LayerContext> context)
     : context_(std::move(context)),
       sinks_(&context_->window.layout, 1, context_->account),
@@ -79,15 +25,27 @@ int64_t Sequence::encoded_first() const { return sink_tokens() + dropped_; }
 
 int64_t Sequence::window_first() const { return encoded_first() + encoded_tokens(); }
 
-std::vector<Segment> Sequence::Segments() const {
-  std::vector<Segment> segments;
-  auto add = [&](const PageStore* store, bool encoded, int64_t first, int64_t count) {
-    if (count > 0) segments.push_back({store, encoded, first, count});
+void Sequence::FillView(TokenView& view) const {
+  view.context = context_.get();
+  view.codec = encoded_tokens() > 0 ? codec_.get() : nullptr;
+  view.size = size_;
+  view.window = context_->shape.window;
+  view.segments.clear();
+  view.pages.clear();
+  auto add = [&](const PageStore& store, bool encoded, int64_t first, int64_t count) {
+    if (count == 0) return;
+    view.segments.push_back({.layout = &store.layout(),
+                             .encoded = encoded,
+                             .first = first,
+                             .count = count,
+                             .page = view.pages.size(),
+                             .position = position_of(first)});
+    const int64_t pages = PagesFor(count, store.layout().page_tokens);
+    for (int64_t p = 0; p < pages; ++p) view.pages.push_back(store.page(p));
   };
-  add(&sinks_, false, 0, sink_tokens());
-  if (encoded_) add(&*encoded_, true, encoded_first(), encoded_tokens());
-  add(&window_, false, window_first(), size_ - window_first());
-  return segments;
+  add(sinks_, false, 0, sink_tokens());
+  if (encoded_) add(*encoded_, true, encoded_first(), encoded_tokens());
+  add(window_, false, window_first(), size_ - window_first());
 }
 
 void Sequence::CheckAppend(const ConstTensor& k, const ConstTensor& v, int64_t b,
@@ -121,10 +79,8 @@ void Sequence::CheckAppend(const ConstTensor& k, const ConstTensor& v, int64_t b
     throw StateError(Where(shape) +
                      "rope differs from that of the tokens before; one sequence has one rotation");
   }
-  const float limit =
-      context_->method->window_codec() == Codec::kF32 ? std::numeric_limits<float>::max() : kMaxF16;
-  CheckValues(shape, k, b, "K", limit);
-  CheckValues(shape, v, b, "V", limit);
+  CheckValues(*context_, k, b, "K");
+  CheckValues(*context_, v, b, "V");
 }
 
 void Sequence::Append(const ConstTensor& k, const ConstTensor& v, int64_t b,
@@ -173,7 +129,7 @@ void Sequence::WriteRows(const ConstTensor& k, const ConstTensor& v, int64_t b) 
                    uint8_t* page, int column) {
     const float* row = RowOrNull(x, b, h, i);
     if (!row) ReadRow(x, b, h, i, copy.data()), row = copy.data();
-    ScatterRow(plan, row, x.shape[3], column, page + offset);
+    WriteExactRow(plan, row, x.shape[3], column, page + offset);
   };
   for (int64_t i = 0; i < n; ++i) {
     const int64_t token = size_ + i;
@@ -190,79 +146,19 @@ void Sequence::WriteRows(const ConstTensor& k, const ConstTensor& v, int64_t b) 
   size_ += n;
 }
 
-// Rows of tokens [t, t + count) of one encoded block, one head of a unit: latents [count][rank] to
-// x ~ basis^T latent + mean. basis: that of the group in f32.
-void Sequence::FromLatents(const GroupCodec& group, int head, int dim, int64_t t, int64_t count,
-                           const float* basis, const float* latents, float* rows) const {
-  if (!group.mean.empty()) {
-    for (int64_t i = 0; i < count; ++i) {
-      std::copy_n(&group.mean[head * dim], dim, rows + i * dim);
-    }
-  }
-  if (group.basis.empty()) {
-    for (int64_t i = 0; i < count; ++i) {
-      for (int d = 0; d < dim; ++d) rows[i * dim + d] += latents[i * group.dim + head * dim + d];
-    }
-  } else {
-    Active().gemm({.a = latents,
-                   .lda = group.rank(),
-                   .b = basis + head * dim,
-                   .ldb = group.dim,
-                   .c = rows,
-                   .ldc = dim,
-                   .m = static_cast<int>(count),
-                   .n = dim,
-                   .k = group.rank(),
-                   .accumulate = true});
-  }
-  if (!group.rotated_means.empty()) {
-    group.rotated_means[head].Add(position_of(t), count, 1.0f, rows, dim);
-  }
-}
-
 void Sequence::Decode(int head, int64_t first, int64_t n, float* k_out, float* v_out) const {
   const LayerShape& shape = context_->shape;
   if (k_out) std::fill_n(k_out, n * shape.head_dim_k, 0.0f);
   if (v_out) std::fill_n(v_out, n * shape.head_dim_v, 0.0f);
-  for (const Segment& segment : Segments()) {
+  TokenView view;
+  FillView(view);
+  for (const Segment& segment : view.segments) {
     const int64_t begin = std::max(first, segment.first);
     const int64_t end = std::min(first + n, segment.first + segment.count);
     if (begin >= end) continue;
-    if (k_out) DecodeSegment(segment, head, false, begin, end, k_out, first);
-    if (v_out) DecodeSegment(segment, head, true, begin, end, v_out, first);
-  }
-}
-
-// Tokens [begin, end) of one side of a segment; out[0] is token `first`.
-void Sequence::DecodeSegment(const Segment& segment, int head, bool is_v, int64_t begin,
-                             int64_t end, float* out, int64_t first) const {
-  const PageLayout& layout = segment.store->layout();
-  const int unit = segment.encoded ? codec_->unit_of_head[head] : head;
-  const PagePlan& plan = *(is_v ? layout.v : layout.k)[unit];
-  const size_t offset = (is_v ? layout.v_offset : layout.k_offset)[unit];
-  const int dim = is_v ? context_->shape.head_dim_v : context_->shape.head_dim_k;
-  std::vector<float> tile(static_cast<size_t>(kBlockTokens) * plan.rank), basis;
-  const GroupCodec* group = segment.encoded ? &(is_v ? codec_->v : codec_->k).unit(unit) : nullptr;
-  if (group) {
-    basis.resize(group->basis.size());
-    Active().f16_to_f32(group->basis.data(), basis.data(), static_cast<int64_t>(basis.size()));
-  }
-  for (int64_t t = begin; t < end;) {
-    const int64_t at = t - segment.first;
-    const int block = static_cast<int>(at % layout.page_tokens / kBlockTokens);
-    const int column = static_cast<int>(at % kBlockTokens);
-    const int64_t count = std::min<int64_t>(kBlockTokens - column, end - t);
-    Active().decode_block_tokens(plan, segment.store->page(at / layout.page_tokens) + offset, block,
-                                 tile.data(), plan.rank);
-    const float* const latents = tile.data() + static_cast<size_t>(column) * plan.rank;
-    float* const rows = out + (t - first) * dim;
-    if (group) {
-      FromLatents(*group, head - codec_->units[unit].first, dim, t, count, basis.data(), latents,
-                  rows);
-    } else {
-      std::copy_n(latents, count * dim, rows);
-    }
-    t += count;
+    const int64_t row = begin - first;
+    if (k_out) DecodeRows(view, segment, head, false, begin, end, k_out + row * shape.head_dim_k);
+    if (v_out) DecodeRows(view, segment, head, true, begin, end, v_out + row * shape.head_dim_v);
   }
 }
 
@@ -299,8 +195,8 @@ PageStore Sequence::Reopen(int64_t page, int64_t keep) const {
       for (int64_t t = 0; t < keep; ++t) {
         uint8_t* side =
             window.MutablePage(t / kBlockTokens) + (is_v ? raw.v_offset : raw.k_offset)[h];
-        ScatterRow(is_v ? context_->window.v : context_->window.k, rows.data() + t * dim, dim,
-                   static_cast<int>(t % kBlockTokens), side);
+        WriteExactRow(is_v ? context_->window.v : context_->window.k, rows.data() + t * dim, dim,
+                      static_cast<int>(t % kBlockTokens), side);
       }
     }
   }

@@ -1,6 +1,7 @@
 // Seal: how tokens leave the exact window.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "base/threads.h"
@@ -14,6 +15,32 @@ int64_t Sequence::PagesDue() const {
   const int64_t page_tokens = codec_->layout.page_tokens;
   const int64_t free = size_ - config_sinks() - context_->config.recent_tokens;
   return std::max<int64_t>(0, free) / page_tokens - dropped_ / page_tokens - encoded_->pages();
+}
+
+// True when the basis can be fitted, on tokens [sinks, rows_end). Sinks are left out: they stay
+// exact and are unlike all other tokens.
+bool Sequence::ReadyToFit(int64_t& rows_end) const {
+  if (codec_ || !context_->method->encodes()) return false;
+  const int64_t due = context_->fit_due();
+  rows_end = context_->fit_tokens == 0 ? size_ : due;
+  return size_ >= due;
+}
+
+void Sequence::Fit(int64_t rows_end) {
+  const int64_t first = config_sinks();
+  FitRows rows;
+  if (context_->method->fits()) {
+    rows.positions.resize(static_cast<size_t>(rows_end - first));
+    std::iota(rows.positions.begin(), rows.positions.end(), position_of(first));
+    rows.read = [this, first](int head, bool is_v, int64_t t, int64_t n, float* out) {
+      Decode(head, first + t, n, is_v ? nullptr : out, is_v ? out : nullptr);
+    };
+  }
+  std::shared_ptr<const LayerCodec> codec = FitCodec(*context_, rope_.value_or(RopeParams()), rows);
+  // A sliding window drops its pages one by one.
+  const int64_t per_slab = context_->windowed() ? 1 : PagesAtOnce(codec->layout.page_tokens);
+  encoded_.emplace(&codec->layout, static_cast<int>(per_slab), context_->account);
+  codec_ = std::move(codec);
 }
 
 bool Sequence::PrepareSeal() {
@@ -83,79 +110,6 @@ void Sequence::Seal() {
   }
 }
 
-// x[d][t] of head `head` of a unit, 32 tokens from `first` on, less its mean at their positions.
-void Sequence::TakeMeans(const GroupCodec& group, int64_t first, int head, int dim,
-                         float* x) const {
-  for (int d = 0; d < dim && !group.mean.empty(); ++d) {
-    for (int t = 0; t < kBlockTokens; ++t) x[d * kBlockTokens + t] -= group.mean[head * dim + d];
-  }
-  if (group.rotated_means.empty()) return;
-  thread_local std::vector<float> means;  // [32][D]
-  means.assign(static_cast<size_t>(kBlockTokens) * dim, 0.0f);
-  group.rotated_means[head].Add(position_of(first), kBlockTokens, 1.0f, means.data(), dim);
-  for (int d = 0; d < dim; ++d) {
-    for (int t = 0; t < kBlockTokens; ++t) x[d * kBlockTokens + t] -= means[t * dim + d];
-  }
-}
-
-// Packs tokens of the window, from its page `from` on, as one side of one unit of page `index`.
-Sequence::Energy Sequence::EncodeSide(int64_t from, int64_t index, int unit, bool is_v,
-                                      uint8_t* page) const {
-  const KernelTable& kernels = Active();
-  const PageLayout& layout = codec_->layout;
-  const PageLayout& raw = context_->window.layout;
-  const HeadUnit& heads = codec_->units[unit];
-  const GroupCodec& group = (is_v ? codec_->v : codec_->k).unit(unit);
-  const int tokens = layout.page_tokens, width = group.dim, rank = group.rank();
-  const int dim = width / (heads.last - heads.first);
-  thread_local std::vector<float> scratch;
-  scratch.resize(static_cast<size_t>(dim) * kBlockTokens + static_cast<size_t>(width) * tokens +
-                 static_cast<size_t>(rank) * (width + tokens));
-  float* const block = scratch.data();                // [D][32] of one head
-  float* const centred = block + dim * kBlockTokens;  // [unit's D][T]
-  float* const encoder = centred + width * tokens;    // [rank][unit's D]
-  float* const latent = encoder + rank * width;       // [rank][T]
-  const PagePlan& plan = is_v ? context_->window.v : context_->window.k;
-  Energy energy;
-  for (int task = 0; task < tokens / kBlockTokens * (heads.last - heads.first); ++task) {
-    const int i = task / (heads.last - heads.first), h = task % (heads.last - heads.first);
-    kernels.decode_block(
-        plan, window_.page(from + i) + (is_v ? raw.v_offset : raw.k_offset)[heads.first + h], 0,
-        block);
-    TakeMeans(group, encoded_first() + index * tokens + i * kBlockTokens, h, dim, block);
-    for (int d = 0; d < dim; ++d) {
-      for (int t = 0; t < kBlockTokens; ++t) {
-        const float x = block[d * kBlockTokens + t];
-        centred[(h * dim + d) * tokens + i * kBlockTokens + t] = x;
-        energy.all += static_cast<double>(x) * x;
-      }
-    }
-  }
-  if (group.basis.empty()) {
-    std::copy_n(centred, static_cast<int64_t>(width) * tokens, latent);
-  } else {
-    kernels.f16_to_f32((group.encoder.empty() ? group.basis : group.encoder).data(), encoder,
-                       static_cast<int64_t>(rank) * width);
-    kernels.gemm({.a = encoder,
-                  .lda = width,
-                  .b = centred,
-                  .ldb = tokens,
-                  .c = latent,
-                  .ldc = tokens,
-                  .m = rank,
-                  .n = tokens,
-                  .k = width});
-  }
-  for (int64_t j = 0; j < static_cast<int64_t>(rank) * tokens; ++j) {
-    energy.kept += static_cast<double>(latent[j]) * latent[j];
-  }
-  // Latents of a weighted fit are no lengths; their share cannot be told.
-  if (!group.encoder.empty()) energy.kept = energy.all;
-  kernels.encode_page(group.plan, latent, tokens,
-                      page + (is_v ? layout.v_offset : layout.k_offset)[unit]);
-  return energy;
-}
-
 void Sequence::EncodePages(int64_t n) {
   const int64_t sides = 2 * static_cast<int64_t>(codec_->units.size());
   const int blocks = codec_->layout.page_tokens / kBlockTokens;
@@ -163,12 +117,19 @@ void Sequence::EncodePages(int64_t n) {
   encoded_->Extend(n);
   std::vector<uint8_t*> pages;
   for (int64_t p = 0; p < n; ++p) pages.push_back(encoded_->MutablePage(first + p));
+  std::vector<const uint8_t*> exact;
+  std::vector<BlockPositions> positions;
+  const int64_t first_token = encoded_first() + first * codec_->layout.page_tokens;
+  for (int64_t i = 0; i < n * blocks; ++i) {
+    exact.push_back(window_.page(i));
+    positions.push_back({position_of(first_token + i * kBlockTokens)});
+  }
   std::vector<Energy> energies(static_cast<size_t>(n * sides));
   ParallelFor(context_->threads, n * sides, [&](int64_t task) {
     const int64_t p = task / sides;
-    const int unit = static_cast<int>(task % sides / 2);
     energies[static_cast<size_t>(task)] =
-        EncodeSide(p * blocks, first + p, unit, task % 2, pages[p]);
+        EncodeSide(*context_, *codec_, &exact[p * blocks], &positions[p * blocks],
+                   static_cast<int>(task % sides / 2), task % 2, pages[p]);
   });
   for (size_t i = 0; i < energies.size(); ++i) {
     (i % 2 ? energy_v_ : energy_k_) += energies[i].all;

@@ -1,9 +1,9 @@
-// The fit: from the first tokens, or from a basis file, to the codec of a layer.
+// The fit: from some tokens, or from a basis file, to the codec of a layer.
 #include <algorithm>
 #include <vector>
 
 #include "base/threads.h"
-#include "cache/sequence.h"
+#include "cache/page_coder.h"
 
 namespace palu {
 namespace {
@@ -64,30 +64,33 @@ int64_t CalibratedCodec::nbytes() const {
   return codec_ ? codec_->basis_bytes() : 0;
 }
 
-// True when the basis can be fitted, on tokens [sinks, rows_end). Sinks are left out: they stay
-// exact and are unlike all other tokens.
-bool Sequence::ReadyToFit(int64_t& rows_end) const {
-  if (codec_ || !context_->method->encodes()) return false;
-  const int64_t due = context_->fit_due();
-  rows_end = context_->fit_tokens == 0 ? size_ : due;
-  return size_ >= due;
+namespace {
+
+// Turns keys back to position 0. positions: [n].
+void UnrotateRows(const RopeParams& rope, const int64_t* positions, int64_t n, float* x, int dim) {
+  for (int64_t i = 0; i < n;) {
+    int64_t end = i + 1;
+    while (end < n && positions[end] == positions[end - 1] + 1) ++end;
+    Unrotate(rope, positions[i], x + i * dim, end - i, dim);
+    i = end;
+  }
 }
 
-// Moments of one side of tokens [first, last) of one unit; keys un-rotated if `unrotate`.
-Moments Sequence::UnitMoments(const HeadUnit& unit, bool is_v, bool unrotate, int64_t first,
-                              int64_t last) const {
-  const LayerShape& shape = context_->shape;
+// Moments of one side of the rows of one unit; keys un-rotated where `rope` is given.
+Moments UnitMoments(const LayerShape& shape, const FitRows& from, const HeadUnit& unit, bool is_v,
+                    const RopeParams* rope) {
   const int dim = is_v ? shape.head_dim_v : shape.head_dim_k;
   const int heads = unit.last - unit.first, width = heads * dim;
   constexpr int64_t kRows = 256;  // at a time
   std::vector<float> rows(static_cast<size_t>(kRows) * width),
       head(static_cast<size_t>(kRows) * dim);
   Moments moments(width);
-  for (int64_t t = first; t < last; t += kRows) {
+  const auto last = static_cast<int64_t>(from.positions.size());
+  for (int64_t t = 0; t < last; t += kRows) {
     const int64_t count = std::min(kRows, last - t);
     for (int h = 0; h < heads; ++h) {
-      Decode(unit.first + h, t, count, is_v ? nullptr : head.data(), is_v ? head.data() : nullptr);
-      if (unrotate) Unrotate(*rope_, first_position_ + t, head.data(), count, dim);
+      from.read(unit.first + h, is_v, t, count, head.data());
+      if (rope) UnrotateRows(*rope, &from.positions[t], count, head.data(), dim);
       for (int64_t i = 0; i < count; ++i) {
         std::copy_n(&head[i * dim], dim, &rows[i * width + h * dim]);
       }
@@ -97,16 +100,18 @@ Moments Sequence::UnitMoments(const HeadUnit& unit, bool is_v, bool unrotate, in
   return moments;
 }
 
-// Moments of both sides of tokens [first, last), by group.
-LayerMoments Sequence::CollectMoments(int64_t first, int64_t last) const {
-  const bool averaged = context_->config.key_fit == KeyFit::kAveraged && !rope_->inv_freq.empty();
+// Moments of both sides, by group.
+LayerMoments CollectMoments(const LayerContext& context, const RopeParams& rope,
+                            const FitRows& rows) {
+  const bool averaged = context.config.key_fit == KeyFit::kAveraged && !rope.inv_freq.empty();
   LayerMoments layer;
-  DivideHeads(context_->config, *context_->method, context_->shape.kv_heads, layer);
+  DivideHeads(context.config, *context.method, context.shape.kv_heads, layer);
   // One task per (unit, side); summed over units in order afterwards.
   std::vector<Moments> moments(2 * layer.units.size(), Moments(0));
-  ParallelFor(context_->threads, static_cast<int64_t>(moments.size()), [&](int64_t i) {
+  ParallelFor(context.threads, static_cast<int64_t>(moments.size()), [&](int64_t i) {
     const bool is_v = i % 2;
-    moments[i] = UnitMoments(layer.units[i / 2], is_v, averaged && !is_v, first, last);
+    moments[i] = UnitMoments(context.shape, rows, layer.units[i / 2], is_v,
+                             averaged && !is_v ? &rope : nullptr);
   });
   for (const HeadRange& group : layer.groups) {
     Moments k = std::move(moments[2 * group.first]), v = std::move(moments[2 * group.first + 1]);
@@ -117,7 +122,7 @@ LayerMoments Sequence::CollectMoments(int64_t first, int64_t last) const {
     const HeadUnit& unit = layer.units[group.first];
     layer.v.push_back(std::move(v));
     if (averaged) {
-      AddKeys(std::move(k), unit.last - unit.first, *context_, *rope_, layer);
+      AddKeys(std::move(k), unit.last - unit.first, context, rope, layer);
     } else {
       layer.k.push_back(std::move(k));
     }
@@ -125,25 +130,20 @@ LayerMoments Sequence::CollectMoments(int64_t first, int64_t last) const {
   return layer;
 }
 
-void Sequence::Fit(int64_t rows_end) {
-  const LayerShape& shape = context_->shape;
-  std::shared_ptr<const LayerCodec> codec;
-  if (context_->calibration) {
-    codec = context_->calibration->Codec(*context_, *rope_);
+}  // namespace
+
+std::shared_ptr<const LayerCodec> FitCodec(const LayerContext& context, const RopeParams& rope,
+                                           const FitRows& rows) {
+  if (context.calibration) return context.calibration->Codec(context, rope);
+  const LayerShape& shape = context.shape;
+  LayerMoments moments;
+  if (context.method->fits()) {
+    moments = CollectMoments(context, rope, rows);
   } else {
-    LayerMoments moments;
-    if (context_->method->fits()) {
-      moments = CollectMoments(config_sinks(), rows_end);
-    } else {
-      DivideHeads(context_->config, *context_->method, shape.kv_heads, moments);
-    }
-    codec = FitLayer(context_->config, *context_->method, shape.head_dim_k, shape.head_dim_v,
-                     context_->bits, moments, context_->account);
+    DivideHeads(context.config, *context.method, shape.kv_heads, moments);
   }
-  // A sliding window drops its pages one by one.
-  const int64_t per_slab = context_->windowed() ? 1 : PagesAtOnce(codec->layout.page_tokens);
-  encoded_.emplace(&codec->layout, static_cast<int>(per_slab), context_->account);
-  codec_ = std::move(codec);
+  return FitLayer(context.config, *context.method, shape.head_dim_k, shape.head_dim_v, context.bits,
+                  moments, context.account);
 }
 
 }  // namespace palu
