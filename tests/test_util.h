@@ -482,6 +482,12 @@ inline void ExpectSays(const std::string& message, const std::vector<std::string
   }
 }
 
+// Runs f, which must throw E with a message that has all parts.
+template <class E, class F>
+void ExpectThrows(F f, const std::vector<std::string>& parts) {
+  ExpectSays(MessageOf<E>(f), parts);
+}
+
 }  // namespace palu::test
 
 #endif  // PALU_TESTS_TEST_UTIL_H_

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "palu/cache.h"
+#include "palu/cell_cache.h"
 #include "palu/config.h"
 
 namespace palu {
@@ -38,6 +39,10 @@ class KVCacheBuilder {
   // FormatError (a basis file that cannot be read or is of another model).
   // Sliding-window layers keep their window exact whatever the method.
   static std::vector<KVCache> ForModel(const ModelShape& shape, const KVCacheConfig& config);
+  // The same for caches of numbered cells: `streams` x `cells` in every layer, 1 or more of each.
+  // shape.batch must be 1.
+  static std::vector<CellCache> CellsForModel(const ModelShape& shape, const KVCacheConfig& config,
+                                              int64_t cells, int streams);
   // Bytes that the caches of ForModel will hold after `tokens` tokens per sequence, without making
   // them: exact up to a percent or two, but for ranks that only the data decides
   // (energy_threshold), where full rank is taken. Cost: one fit per kind of layer on made-up
@@ -47,6 +52,7 @@ class KVCacheBuilder {
   // Memory of all caches that share the accounting of `cache`: those made by the same call, and
   // their forks.
   static MemoryReport Memory(const KVCache& cache);
+  static MemoryReport Memory(const CellCache& cache);
 };
 
 }  // namespace palu

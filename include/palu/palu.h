@@ -5,6 +5,7 @@
 #include "palu/builder.h"
 #include "palu/cache.h"
 #include "palu/calibration.h"
+#include "palu/cell_cache.h"
 #include "palu/config.h"
 #include "palu/errors.h"
 #include "palu/methods.h"

@@ -21,10 +21,10 @@ AttendCall::AttendCall(const TokenView& v, const AttendArgs& a, int64_t batch,
   units = v.encoded() ? v.codec->units : HeadGroups(shape().kv_heads, shape().kv_heads);
 }
 
-bool AttendCall::Hidden(int64_t query, int64_t queries, int64_t first, int64_t count) const {
-  if (!half_mask.data) return false;
+bool HalfMask::Hides(int64_t query, int64_t queries, int64_t first, int64_t count) const {
+  if (!data) return false;
   for (int64_t i = 0; i < queries; ++i) {
-    const uint16_t* const row = half_mask.data + (query + i) * half_mask.stride + first;
+    const uint16_t* const row = data + (query + i) * stride + first;
     uint16_t differs = 0;  // from -inf, in any of them
     for (int64_t t = 0; t < count; ++t) differs |= row[t] ^ kHalfMinusInf;
     if (differs) return false;

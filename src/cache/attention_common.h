@@ -19,6 +19,9 @@ inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 struct HalfMask {
   const uint16_t* data = nullptr;
   int64_t stride = 0;  // halves from one query's row to the next
+
+  // Whether tokens [first, first + count) are hidden from queries [query, query + queries).
+  bool Hides(int64_t query, int64_t queries, int64_t first, int64_t count) const;
 };
 
 // One Attend call on one sequence, or one stream of cells. Row r of a KV head is query r / group of
@@ -49,9 +52,6 @@ struct AttendCall {
     end = args.causal ? at + 1 : view.size;
     begin = view.window > 0 ? std::max<int64_t>(0, at - view.window + 1) : 0;
   }
-  // Whether the half mask hides tokens [first, first + count) from queries [query, query +
-  // queries).
-  bool Hidden(int64_t query, int64_t queries, int64_t first, int64_t count) const;
 };
 
 // The queries of rows [first, first + rows) of every head of a unit, one head after the other,

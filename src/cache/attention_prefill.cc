@@ -43,8 +43,8 @@ class PrefillTask {
       const int64_t to = std::min(end_ - segment.first, segment.count);
       for (int64_t t = from; t < to; t += kTileTokens) {
         const int64_t count = std::min(kTileTokens, to - t);
-        if (call_.Hidden(first_row_ / call_.group, head_rows_ / call_.group, segment.first + t,
-                         count)) {
+        if (call_.half_mask.Hides(first_row_ / call_.group, head_rows_ / call_.group,
+                                  segment.first + t, count)) {
           continue;
         }
         Tile(segment, t, count);

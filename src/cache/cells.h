@@ -1,0 +1,121 @@
+// File: cells.h - what CellCache points to: blocks of 32 cells, exact or packed.
+//
+// A frame is what a packed page holds, one or more blocks; a slab is the memory of the frames of
+// 256 cells, and is there while one of them is packed. Exact blocks have memory of their own.
+#ifndef PALU_SRC_CACHE_CELLS_H_
+#define PALU_SRC_CACHE_CELLS_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/memory.h"
+#include "cache/page_coder.h"
+#include "cache/page_store.h"
+#include "cache/token_view.h"
+#include "palu/cell_cache.h"
+
+namespace palu {
+
+class Cells {
+ public:
+  Cells(std::shared_ptr<const LayerContext> context, const KVCacheConfig& given, int64_t cells,
+        int streams);
+
+  void Put(bool values, const CellRows& rows);
+  void Seal();
+  void Attend(const CellAttendArgs& args, const MutableTensor& out) const;
+  void Read(bool values, int64_t first, int64_t n, float* out) const;
+  void Copy(bool values, int64_t from, int64_t to, int64_t n);
+  void Turn(const int32_t* shifts, int64_t first, int64_t n);
+  void Clear();
+  CacheStats Stats() const;
+
+  int64_t cells() const { return cells_; }
+  int streams() const { return static_cast<int>(streams_.size()); }
+  const LayerContext& context() const { return *context_; }
+
+ private:
+  struct Block {
+    BufferPtr exact;  // null: packed, or never written
+    bool encoded = false;
+    uint32_t keys = 0, values = 0;  // cells that have one, as bits
+    int64_t written = 0;            // the stream's clock at the last key
+    BufferPtr list;                 // of positions that do not follow each other
+  };
+  struct Stream {
+    CountedVector<Block> blocks;              // up to the last that was ever written
+    CountedVector<BlockPositions> positions;  // of each block
+    CountedVector<int64_t> open;              // the exact blocks
+    CountedVector<BufferPtr> slabs;           // null: no frame of it is packed
+    int64_t clock = 0;                        // keys that came
+
+    explicit Stream(const MemoryAccountPtr& account);
+  };
+  // A place: stream, and cell within it.
+  struct Place {
+    int stream;
+    int64_t cell;
+  };
+
+  const LayerShape& shape() const { return context_->shape; }
+  int dim(bool values) const { return values ? shape().head_dim_v : shape().head_dim_k; }
+  int64_t width(bool values) const { return int64_t{shape().kv_heads} * dim(values); }
+  int64_t frame_blocks() const { return codec_ ? codec_->layout.page_tokens / kBlockTokens : 1; }
+  int64_t frame_cells() const { return frame_blocks() * kBlockTokens; }
+  int64_t slab_frames() const { return PagesAtOnce(frame_cells()); }
+  const PageLayout& exact_layout() const { return context_->window.layout; }
+  Place Find(int64_t cell) const;
+  // The place of the first of n cells that must lie in one stream. Errors: InputError.
+  Place FindRange(int64_t first, int64_t n) const;
+  const uint8_t* Page(const Stream& stream, int64_t frame) const;
+  uint8_t* Page(Stream& stream, int64_t frame);
+
+  // Places for rows to come: blocks that exist and are exact.
+  void Open(const CellRows& rows);
+  void EnsureBlocks(Stream& stream, int64_t blocks);
+  void EnsureSlab(Stream& stream, int64_t frame);
+  void MakeExact(Stream& stream, int64_t block);
+  // The blocks of a frame become nothing; the slab goes with its last frame.
+  void Drop(Stream& stream, int64_t frame);
+  // The blocks of a packed frame become exact.
+  void Reopen(Stream& stream, int64_t frame);
+  // One side of a packed frame, decoded into exact pages.
+  void DecodeFrame(const Stream& stream, int64_t frame, bool values, uint8_t* const* exact) const;
+  void Write(bool values, const CellRows& rows);
+  void SetPosition(Stream& stream, int64_t cell, int32_t position);
+  // Turns one cell's keys in an exact page.
+  void TurnRow(uint8_t* page, int t, int32_t shift) const;
+  void TurnFrame(Stream& stream, int64_t frame, const int32_t* shifts, int64_t first, int64_t n);
+  void CopyFrame(bool values, const Stream& from, int64_t from_frame, Stream& to, int64_t to_frame);
+  void CopyBlock(bool values, const Stream& from, int64_t from_block, Stream& to, int64_t to_block);
+  void CopyPositions(const Stream& from, int64_t from_block, Stream& to, int64_t to_block);
+
+  // cells_seal.cc
+  // Forgets a list of positions that follow each other.
+  void Normalise(Stream& stream, int64_t block);
+  bool IsSink(const Stream& stream, int64_t cell) const;
+  bool HasSink(const Stream& stream, int64_t block) const;
+  // Places of the rows that a fit would take; fewer than it needs if it cannot be made yet.
+  std::vector<Place> RowsToFit() const;
+  void Fit();
+  bool Due(const Stream& stream, int64_t frame) const;
+  void Encode(Stream& stream, const std::vector<int64_t>& frames);
+
+  // Blocks [begin, end) of a stream that are there, without those that `hidden(block)` names.
+  template <typename F>
+  void FillView(const Stream& stream, int64_t begin, int64_t end, int64_t cells, const F& hidden,
+                TokenView& view) const;
+
+  std::shared_ptr<const LayerContext> context_;
+  KVCacheConfig given_;
+  int64_t cells_;  // per stream
+  std::vector<Stream> streams_;
+  std::shared_ptr<const LayerCodec> codec_;  // null until the fit
+  RopeParams rope_;
+  Energy k_energy_, v_energy_;  // of all that was packed
+};
+
+}  // namespace palu
+
+#endif  // PALU_SRC_CACHE_CELLS_H_
