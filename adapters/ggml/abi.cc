@@ -87,6 +87,12 @@ const char* FindFunctions(const Lookup& lookup, Functions* f) {
   get("ggml_backend_reg_get_proc_address", &f->reg_proc_address);
   get("ggml_backend_graph_compute", &f->graph_compute);
   get("ggml_backend_free", &f->backend_free);
+  get("ggml_init", &f->init);
+  get("ggml_free", &f->free);
+  get("ggml_graph_overhead_custom", &f->graph_overhead_custom);
+  get("ggml_new_graph_custom", &f->new_graph_custom);
+  get("ggml_graph_clear", &f->graph_clear);
+  get("ggml_graph_add_node", &f->graph_add_node);
   return missing;
 }
 

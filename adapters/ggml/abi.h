@@ -39,6 +39,8 @@ struct Ops {
   int transpose = -1, get_rows = -1, set_rows = -1, scale = -1, rope = -1, flash_attn_ext = -1;
 };
 
+inline constexpr int kCpuDevice = 0;  // GGML_BACKEND_DEVICE_TYPE_CPU
+
 // Functions of the running ggml. None is null after ProbeHost.
 struct Functions {
   const char* (*op_name)(int op);
@@ -48,13 +50,19 @@ struct Functions {
   size_t (*nbytes)(const ggml_tensor*);
   const ggml_type_traits* (*type_traits)(int type);
   bool (*buft_is_host)(ggml_backend_buffer_type*);
-  ggml_backend_device* (*dev_by_type)(int type);  // 0: the CPU, in all generations
+  ggml_backend_device* (*dev_by_type)(int type);  // kCpuDevice is the only number that never moved
   bool (*dev_supports_op)(ggml_backend_device*, const ggml_tensor*);
   ggml_backend* (*dev_init)(ggml_backend_device*, const char* params);
   ggml_backend_reg* (*dev_reg)(ggml_backend_device*);
   void* (*reg_proc_address)(ggml_backend_reg*, const char* name);
   int (*graph_compute)(ggml_backend*, ggml_cgraph*);
   void (*backend_free)(ggml_backend*);
+  ggml_context* (*init)(ggml_init_params);
+  void (*free)(ggml_context*);
+  size_t (*graph_overhead_custom)(size_t size, bool grads);
+  ggml_cgraph* (*new_graph_custom)(ggml_context*, size_t size, bool grads);
+  void (*graph_clear)(ggml_cgraph*);
+  void (*graph_add_node)(ggml_cgraph*, ggml_tensor*);
 };
 
 // The running ggml. Plain data; valid as long as that ggml is loaded.

@@ -11,7 +11,6 @@ namespace {
 // words past a smaller object of the heap is harmless; static ones are searched no further than
 // their known size.
 constexpr int kMaxWords = 24;
-constexpr int kCpu = 0;  // GGML_BACKEND_DEVICE_TYPE_CPU, in all generations
 
 // Functions by name; remembers the first that is missing.
 class Symbols {
@@ -121,7 +120,7 @@ std::variant<Measured, std::string> Measure(const Lookup& lookup) {
   auto* reg_of =
       symbols.Get<ggml_backend_reg*(ggml_backend_device*)>("ggml_backend_dev_backend_reg");
   if (!symbols.missing().empty()) return Missing(symbols.missing());
-  ggml_backend_device* cpu = by_type(kCpu);
+  ggml_backend_device* cpu = by_type(kCpuDevice);
   if (cpu == nullptr) {
     return "ggml has no CPU backend yet: load it first (ggml_backend_load_all), then this plug-in";
   }

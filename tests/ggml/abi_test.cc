@@ -10,14 +10,16 @@
 #include <ggml-backend.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "ggml/abi_measure.h"
+#include "ggml/abi_cpu.h"
 
 namespace {
 
@@ -337,7 +339,26 @@ TEST_F(GraphTest, NodesThatAreNotToBeComputedAreLeftOut) {
   EXPECT_NE(calls_.find("flash_attn_ext attend\n"), std::string::npos) << calls_;
 }
 
-// ---- the probe, in this program
+// ---- in this program
+
+TEST_F(AbiTest, CpuRunnerComputesASingleNode) {
+  const auto probed = ProbeHost();
+  ASSERT_TRUE(std::holds_alternative<Host>(probed)) << std::get<std::string>(probed);
+  auto cpu = palu::ggml::CpuRunner::Make(std::get<Host>(probed));
+  ASSERT_NE(cpu, nullptr);
+  cpu->SetThreads(2);
+  ggml_context* ctx = ggml_init({1 << 16, nullptr, false});
+  ggml_tensor* in = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, 8);
+  std::fill_n(static_cast<float*>(in->data), 8, 1.5F);
+  ggml_tensor* out = ggml_scale(ctx, in, 4);
+  EXPECT_TRUE(cpu->Supports(out));
+  for (int run = 0; run < 3; ++run) {
+    static_cast<float*>(out->data)[7] = 0;
+    EXPECT_EQ(cpu->Compute(out), GGML_STATUS_SUCCESS);
+    EXPECT_EQ(static_cast<float*>(out->data)[7], 6);
+  }
+  ggml_free(ctx);
+}
 
 // The functions of the running ggml, some of them replaced.
 std::string Refusal(const std::map<std::string, void*>& replaced, bool allow_newer = false) {
@@ -363,7 +384,9 @@ TEST_F(ProbeTest, FindsTheRunningGgml) {
   ASSERT_TRUE(std::holds_alternative<Host>(probed)) << std::get<std::string>(probed);
   const Host& host = std::get<Host>(probed);
   const char* expected = std::getenv("PALU_ABI_TEST_GENERATION");
-  if (expected != nullptr) EXPECT_EQ(palu::ggml::GenerationName(host).substr(0, 7), expected);
+  if (expected != nullptr) {
+    EXPECT_EQ(palu::ggml::GenerationName(host).substr(0, 7), expected);
+  }
   EXPECT_EQ(palu::ggml::GenerationName(host), Name("palu_test_generation"));
   EXPECT_EQ(host.ops.none, GGML_OP_NONE);
   EXPECT_EQ(host.ops.set_rows, GGML_OP_SET_ROWS);
@@ -439,13 +462,11 @@ TEST_F(ProbeTest, UnknownApiVersionIsRefused) {
 }
 
 TEST_F(ProbeTest, TensorsOfAnotherLayoutAreRefused) {
-  static ggml_tensor tensors[2];  // whose fields do not say what they were made of
   const auto make = +[](ggml_context* ctx, ggml_type, int64_t a, int64_t b, int64_t c, int64_t d) {
     return ggml_new_tensor_4d(ctx, GGML_TYPE_F32, a, b, c, d);
   };
   const std::string refusal = Refusal({{"ggml_new_tensor_4d", Address(make)}});
   EXPECT_NE(refusal.find("fields of ggml_tensor"), std::string::npos) << refusal;
-  static_cast<void>(tensors);
 }
 
 }  // namespace

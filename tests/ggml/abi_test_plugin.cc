@@ -3,8 +3,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "ggml/abi.h"
 
@@ -115,7 +116,9 @@ class TestDevice : public ggml::Device {
  public:
   const char* Name() const override { return "PALUTEST"; }
   const char* Description() const override { return "every call written down"; }
-  void Memory(size_t* free, size_t* total) const override { *free = 1 << 30, *total = 1 << 31UL; }
+  void Memory(size_t* free, size_t* total) const override {
+    *free = size_t{1} << 30, *total = size_t{1} << 31;
+  }
   size_t Alignment() const override { return 64; }
   size_t AllocSize(const ggml_tensor* tensor) const override {
     return host.functions.nbytes(tensor);
