@@ -252,7 +252,7 @@ TEST_P(CellShapes, TurnedKeysAreThoseOfTheNewPositions) {
   const Floats before = host.Rows(false, 0, 400);
   std::vector<int32_t> shifts(400, 0);
   for (int c = 120; c < 333; ++c) shifts[c] = -50;
-  host.cache().Turn(shifts.data(), 0, 400);
+  host.cache().Turn(Rope(s.dim_k / 2 * 2), shifts.data(), 0, 400);
   Floats want = before;
   const RopeParams rope = Rope(s.dim_k / 2 * 2);
   for (int c = 120; c < 333; ++c) {

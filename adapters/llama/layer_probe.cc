@@ -5,10 +5,10 @@
 #include <exception>
 #include <string>
 
+#include "ggml/rope.h"
 #include "llama/context.h"
 #include "llama/graph.h"
 #include "llama/log.h"
-#include "llama/rope.h"
 #include "palu/errors.h"
 
 namespace palu::llama {
@@ -32,6 +32,8 @@ struct Probe {
   }
 };
 
+const char* OpName(int op) { return ggml_op_name(static_cast<ggml_op>(op)); }
+
 std::string LayerName(int layer) { return "layer " + std::to_string(layer); }
 
 void OnKeys(Probe& probe, const ggml_tensor* t, int layer) {
@@ -42,8 +44,8 @@ void OnKeys(Probe& probe, const ggml_tensor* t, int layer) {
     throw FormatError(LayerName(layer) + " writes its K more than once per token");
   LayerInfo info;
   info.shape.index = layer;
-  const ggml_tensor* rope = FindRope(t);
-  info.rope = rope ? ReadRope(rope) : RopeParams{};
+  const ggml_tensor* rope = ggml::FindRope(t, OpName);
+  info.rope = rope ? ggml::ReadRope(rope) : RopeParams{};
   probe.layers.push_back(std::move(info));
 }
 

@@ -1,7 +1,7 @@
 // File: cell_cache.h - the KV cache of one layer whose tokens lie in numbered cells.
 //
-//   std::vector<palu::CellCache> caches = palu::KVCacheBuilder::CellsForModel(shape, config, 4096,
-//   1); cache.PutKeys({.cells = cells, .n = n, .rows = k, .positions = positions, .rope = &rope});
+//   auto caches = palu::KVCacheBuilder::CellsForModel(shape, config, 4096, 1);
+//   cache.PutKeys({.cells = cells, .n = n, .rows = k, .positions = positions, .rope = &rope});
 //   cache.PutValues({.cells = cells, .n = n, .rows = v});
 //   cache.Attend({.q = q, .cells = 512, .mask = mask, .mask_stride = 512}, out);
 //
@@ -77,11 +77,15 @@ class CellCache {
   // Cells [to, to + n) become copies of [from, from + n), one side at a time: keys first, then
   // values. Whole blocks keep their codes. Both ranges lie in one stream each.
   void Copy(bool values, int64_t from, int64_t to, int64_t n);
-  // Turns the keys of cells [first, first + n) on by shifts[i] positions (context shift); 0 leaves
-  // a cell as it is. Packed blocks are decoded, turned and packed again, one at a time.
-  void Turn(const int32_t* shifts, int64_t first, int64_t n);
+  // Turns the keys of cells [first, first + n) of one stream on by shifts[i] positions (context
+  // shift); 0 leaves a cell as it is. Packed blocks are decoded, turned and packed again, one at a
+  // time.
+  void Turn(const RopeParams& rope, const int32_t* shifts, int64_t first, int64_t n);
   // Forgets everything, the basis too.
   void Clear();
+
+  // OpenMP threads of later calls; 0 = all.
+  void SetThreads(int threads);
 
   // tokens: cells with a key and a value. Bytes as in KVCache::Stats.
   CacheStats Stats() const;

@@ -111,10 +111,10 @@ std::vector<SideBits> LayerBudgets(const ModelShape& shape, const KVCacheConfig&
   return bits;
 }
 
-std::shared_ptr<const LayerContext> MakeContext(const ModelShape& shape, const LayerShape& layer,
-                                                const KVCacheConfig& given,
-                                                const std::optional<Calibration>& basis,
-                                                SideBits bits, const MemoryAccountPtr& account) {
+std::shared_ptr<LayerContext> MakeContext(const ModelShape& shape, const LayerShape& layer,
+                                          const KVCacheConfig& given,
+                                          const std::optional<Calibration>& basis, SideBits bits,
+                                          const MemoryAccountPtr& account) {
   const MethodRow* method = &FindMethod(given.method);
   KVCacheConfig config = given;
   const bool other = given.only.layer >= 0 && given.only.layer != layer.index;
@@ -160,22 +160,22 @@ void CheckOptions(const KVCacheConfig& config, const LayerShape& layer) {
   }
 }
 
-}  // namespace
-
-std::vector<std::shared_ptr<const LayerContext>> MakeContexts(const ModelShape& shape,
-                                                              const KVCacheConfig& config) {
+std::vector<std::shared_ptr<LayerContext>> MakeContexts(const ModelShape& shape,
+                                                        const KVCacheConfig& config) {
   CheckShape(shape);
   for (const LayerShape& layer : shape.layers) CheckOptions(config, layer);
   Active();  // a wrong PALU_TARGET is reported here, not at the first token
   const std::optional<Calibration> basis = OpenBasis(shape, config);
   const auto account = std::make_shared<MemoryAccount>(config.max_bytes);
   const std::vector<SideBits> bits = LayerBudgets(shape, config, basis);
-  std::vector<std::shared_ptr<const LayerContext>> contexts;
+  std::vector<std::shared_ptr<LayerContext>> contexts;
   for (size_t i = 0; i < shape.layers.size(); ++i) {
     contexts.push_back(MakeContext(shape, shape.layers[i], config, basis, bits[i], account));
   }
   return contexts;
 }
+
+}  // namespace
 
 std::vector<KVCache> KVCacheBuilder::ForModel(const ModelShape& shape,
                                               const KVCacheConfig& config) {
@@ -200,7 +200,7 @@ std::vector<CellCache> KVCacheBuilder::CellsForModel(const ModelShape& shape,
   }
   std::vector<CellCache> caches;
   for (const auto& context : MakeContexts(shape, config)) {
-    caches.push_back(CellCache(std::make_unique<Cells>(context, config, cells, streams)));
+    caches.push_back(CellCache(std::make_unique<Cells>(context, cells, streams)));
   }
   return caches;
 }

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/threads.h"
 #include "cache/cells.h"
 
 namespace palu {
@@ -23,9 +24,10 @@ void CellCache::Read(bool values, int64_t first, int64_t n, float* out) const {
 void CellCache::Copy(bool values, int64_t from, int64_t to, int64_t n) {
   cells_->Copy(values, from, to, n);
 }
-void CellCache::Turn(const int32_t* shifts, int64_t first, int64_t n) {
-  cells_->Turn(shifts, first, n);
+void CellCache::Turn(const RopeParams& rope, const int32_t* shifts, int64_t first, int64_t n) {
+  cells_->Turn(rope, shifts, first, n);
 }
+void CellCache::SetThreads(int threads) { cells_->SetThreads(ResolveThreads(threads)); }
 void CellCache::Clear() { cells_->Clear(); }
 CacheStats CellCache::Stats() const { return cells_->Stats(); }
 int64_t CellCache::nbytes() const { return cells_->Stats().nbytes; }

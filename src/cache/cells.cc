@@ -22,9 +22,8 @@ Cells::Stream::Stream(const MemoryAccountPtr& account)
       open(CountingAllocator<int64_t>(account)),
       slabs(CountingAllocator<BufferPtr>(account)) {}
 
-Cells::Cells(std::shared_ptr<const LayerContext> context, const KVCacheConfig& given, int64_t cells,
-             int streams)
-    : context_(std::move(context)), given_(given), cells_(cells) {
+Cells::Cells(std::shared_ptr<LayerContext> context, int64_t cells, int streams)
+    : context_(std::move(context)), cells_(cells) {
   for (int s = 0; s < streams; ++s) streams_.emplace_back(context_->account);
 }
 

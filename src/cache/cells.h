@@ -19,21 +19,21 @@ namespace palu {
 
 class Cells {
  public:
-  Cells(std::shared_ptr<const LayerContext> context, const KVCacheConfig& given, int64_t cells,
-        int streams);
+  Cells(std::shared_ptr<LayerContext> context, int64_t cells, int streams);
 
   void Put(bool values, const CellRows& rows);
   void Seal();
   void Attend(const CellAttendArgs& args, const MutableTensor& out) const;
   void Read(bool values, int64_t first, int64_t n, float* out) const;
   void Copy(bool values, int64_t from, int64_t to, int64_t n);
-  void Turn(const int32_t* shifts, int64_t first, int64_t n);
+  void Turn(const RopeParams& rope, const int32_t* shifts, int64_t first, int64_t n);
   void Clear();
   CacheStats Stats() const;
 
   int64_t cells() const { return cells_; }
   int streams() const { return static_cast<int>(streams_.size()); }
   const LayerContext& context() const { return *context_; }
+  void SetThreads(int threads) { context_->threads = threads; }
 
  private:
   struct Block {
@@ -85,8 +85,9 @@ class Cells {
   void Write(bool values, const CellRows& rows);
   void SetPosition(Stream& stream, int64_t cell, int32_t position);
   // Turns one cell's keys in an exact page.
-  void TurnRow(uint8_t* page, int t, int32_t shift) const;
-  void TurnFrame(Stream& stream, int64_t frame, const int32_t* shifts, int64_t first, int64_t n);
+  void TurnRow(const RopeParams& rope, uint8_t* page, int t, int32_t shift) const;
+  void TurnFrame(const RopeParams& rope, Stream& stream, int64_t frame, const int32_t* shifts,
+                 int64_t first, int64_t n);
   void CopyFrame(bool values, const Stream& from, int64_t from_frame, Stream& to, int64_t to_frame);
   void CopyBlock(bool values, const Stream& from, int64_t from_block, Stream& to, int64_t to_block);
   void CopyPositions(const Stream& from, int64_t from_block, Stream& to, int64_t to_block);
@@ -107,9 +108,8 @@ class Cells {
   void FillView(const Stream& stream, int64_t begin, int64_t end, int64_t cells, const F& hidden,
                 TokenView& view) const;
 
-  std::shared_ptr<const LayerContext> context_;
-  KVCacheConfig given_;
-  int64_t cells_;  // per stream
+  std::shared_ptr<LayerContext> context_;  // its own, for the threads
+  int64_t cells_;                          // per stream
   std::vector<Stream> streams_;
   std::shared_ptr<const LayerCodec> codec_;  // null until the fit
   RopeParams rope_;

@@ -110,7 +110,7 @@ void Cells::Copy(bool values, int64_t from, int64_t to, int64_t n) {
                .rope = values ? nullptr : &rope});
 }
 
-void Cells::TurnRow(uint8_t* page, int t, int32_t shift) const {
+void Cells::TurnRow(const RopeParams& rope, uint8_t* page, int t, int32_t shift) const {
   const PagePlan& plan = context_->window.k;
   std::vector<float> tile(static_cast<size_t>(kBlockTokens) * plan.rank);
   const float limit =
@@ -119,15 +119,15 @@ void Cells::TurnRow(uint8_t* page, int t, int32_t shift) const {
     uint8_t* const side = page + exact_layout().k_offset[h];
     Active().decode_block_tokens(plan, side, 0, tile.data(), plan.rank);
     float* const row = &tile[static_cast<size_t>(t) * plan.rank];
-    Unrotate(rope_, -int64_t{shift}, row, 1, plan.rank);
+    Unrotate(rope, -int64_t{shift}, row, 1, plan.rank);
     for (int d = 0; d < plan.rank; ++d) row[d] = std::clamp(row[d], -limit, limit);
     WriteExactRow(plan, row, plan.rank, t, side);
   }
 }
 
 // shifts[0] is that of cell `first` of the stream; n of them.
-void Cells::TurnFrame(Stream& stream, int64_t frame, const int32_t* shifts, int64_t first,
-                      int64_t n) {
+void Cells::TurnFrame(const RopeParams& rope, Stream& stream, int64_t frame, const int32_t* shifts,
+                      int64_t first, int64_t n) {
   const int64_t begin = frame * frame_cells();
   const auto shift = [&](int64_t cell) {
     return cell >= first && cell < first + n ? shifts[cell - first] : 0;
@@ -153,7 +153,7 @@ void Cells::TurnFrame(Stream& stream, int64_t frame, const int32_t* shifts, int6
     uint8_t* const page = pages[(c - begin) / kBlockTokens];
     const auto t = static_cast<int>(c % kBlockTokens);
     if (!page || shift(c) == 0 || (stream.blocks[c / kBlockTokens].keys >> t & 1) == 0) continue;
-    TurnRow(page, t, shift(c));
+    TurnRow(rope, page, t, shift(c));
     const int64_t at = stream.positions[c / kBlockTokens].at(t) + shift(c);
     SetPosition(stream, c, static_cast<int32_t>(std::max<int64_t>(0, at)));
   }
@@ -165,14 +165,15 @@ void Cells::TurnFrame(Stream& stream, int64_t frame, const int32_t* shifts, int6
   }
 }
 
-void Cells::Turn(const int32_t* shifts, int64_t first, int64_t n) {
+void Cells::Turn(const RopeParams& rope, const int32_t* shifts, int64_t first, int64_t n) {
+  CheckRope(shape(), rope);
   const Place place = FindRange(first, n);
   Stream& stream = streams_[place.stream];
   const auto blocks = static_cast<int64_t>(stream.blocks.size());
   const int64_t frames = std::min((place.cell + n - 1) / frame_cells() + 1,
                                   (blocks + frame_blocks() - 1) / frame_blocks());
   for (int64_t f = place.cell / frame_cells(); f < frames; ++f) {
-    TurnFrame(stream, f, shifts, place.cell, n);
+    TurnFrame(rope, stream, f, shifts, place.cell, n);
   }
 }
 

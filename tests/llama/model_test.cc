@@ -13,10 +13,10 @@
 #include <map>
 
 #include "adapter_test_util.h"
+#include "ggml/rope.h"
 #include "llama/context.h"
 #include "llama/graph.h"
 #include "llama/model_impl.h"
-#include "llama/rope.h"
 #include "palu/errors.h"
 
 namespace palu::llama {
@@ -227,7 +227,8 @@ struct RopeCheck {
     const int index = Classify(t).layer;
     const LayerInfo& layer = model->layers.at(index);
     ASSERT_TRUE(layer.rope.has_value());
-    const ggml_tensor* node = FindRope(t);
+    const ggml_tensor* node =
+        ggml::FindRope(t, [](int op) { return ggml_op_name(static_cast<ggml_op>(op)); });
     if (node == nullptr) {
       EXPECT_TRUE(layer.rope->inv_freq.empty());
       ++plain;
@@ -243,7 +244,8 @@ struct RopeCheck {
             row.data(),
             static_cast<const float*>(rows.data) + head * rows.stride[1] + token * rows.stride[2],
             row.size() * sizeof(float));
-        for (size_t i = 0; i < 2 * layer.rope->inv_freq.size(); ++i) row[i] /= RopeMagnitude(node);
+        for (size_t i = 0; i < 2 * layer.rope->inv_freq.size(); ++i)
+          row[i] /= ggml::RopeMagnitude(node);
         Unrotate(*layer.rope, static_cast<double>(position + token), row.data());
         const float* expected = before.data() + (token * layer.shape.kv_heads + head) * row.size();
         for (size_t i = 0; i < row.size(); ++i)

@@ -1,6 +1,6 @@
-// File: rope.h - how a layer rotates its keys, read from its graph.
-#ifndef PALU_ADAPTERS_LLAMA_ROPE_H_
-#define PALU_ADAPTERS_LLAMA_ROPE_H_
+// File: rope.h - how a layer rotates its keys, read from its graph without any function of ggml.
+#ifndef PALU_ADAPTERS_GGML_ROPE_H_
+#define PALU_ADAPTERS_GGML_ROPE_H_
 
 #include <ggml.h>
 
@@ -8,21 +8,22 @@
 
 #include "palu/rope.h"
 
-namespace palu::llama {
+namespace palu::ggml {
 
 // The ROPE node that a layer's new keys went through: src[0] is followed back from `keys`, a
 // SET_ROWS node, through views, copies and norms. Null: there is none (the layer does not rotate).
-const ggml_tensor* FindRope(const ggml_tensor* keys);
+// op_name: ggml_op_name of the ggml that made the graph.
+const ggml_tensor* FindRope(const ggml_tensor* keys, const char* (*op_name)(int op));
 
 // Its angles per position: base, linear and YaRN scaling and the frequency factors of Llama 3 and
 // LongRoPE. Multi-section RoPE gives the angles of text, whose first three positions are equal and
 // whose fourth is 0. Empty: RopeParams cannot express it (an offset of the rotated dims, vision).
-// The graph must have been computed, since the frequency factors are read from their tensor.
+// The frequency factors are read from their tensor.
 std::optional<RopeParams> ReadRope(const ggml_tensor* rope);
 
 // The factor by which the node also scales what it rotates (YaRN and LongRoPE).
 float RopeMagnitude(const ggml_tensor* rope);
 
-}  // namespace palu::llama
+}  // namespace palu::ggml
 
-#endif  // PALU_ADAPTERS_LLAMA_ROPE_H_
+#endif  // PALU_ADAPTERS_GGML_ROPE_H_

@@ -1,10 +1,12 @@
-#include "llama/rope.h"
+#include "ggml/rope.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numbers>
+#include <string_view>
 
-namespace palu::llama {
+namespace palu::ggml {
 namespace {
 
 // The parameters of a ROPE node, in the order ggml stores them.
@@ -37,24 +39,19 @@ RopeOp ReadOp(const ggml_tensor* t) {
           .factors = t->src[2] ? static_cast<const float*>(t->src[2]->data) : nullptr};
 }
 
-bool PassesThrough(ggml_op op) {
-  switch (op) {
-    case GGML_OP_VIEW:
-    case GGML_OP_RESHAPE:
-    case GGML_OP_PERMUTE:
-    case GGML_OP_TRANSPOSE:
-    case GGML_OP_CONT:
-    case GGML_OP_CPY:
-    case GGML_OP_DUP:
-    case GGML_OP_SCALE:
-    case GGML_OP_NORM:
-    case GGML_OP_RMS_NORM:
-    case GGML_OP_L2_NORM:
-    case GGML_OP_MUL:  // a norm's weights
-      return true;
-    default:
-      return false;
+bool PassesThrough(std::string_view op) {
+  for (const std::string_view name :
+       {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "CONT", "CPY", "DUP", "SCALE", "NORM",
+        "RMS_NORM", "L2_NORM", "MUL"}) {  // the last one: a norm's weights
+    if (op == name) return true;
   }
+  return false;
+}
+
+// The plane that turns `turns` times over the original context (YaRN, arXiv 2309.00071, eq. 20).
+float PlaneOfTurns(const RopeOp& op, float turns) {
+  return op.n_dims * std::log(op.original_context / (turns * 2 * std::numbers::pi_v<float>)) /
+         (2 * std::log(op.base));
 }
 
 // True when plane i of multi-section RoPE turns by the fourth position, which is 0 for text.
@@ -69,10 +66,11 @@ bool TurnsByFourth(const RopeOp& op, int plane) {
 
 }  // namespace
 
-const ggml_tensor* FindRope(const ggml_tensor* keys) {
+const ggml_tensor* FindRope(const ggml_tensor* keys, const char* (*op_name)(int op)) {
   for (const ggml_tensor* t = keys->src[0]; t != nullptr; t = t->src[0]) {
-    if (t->op == GGML_OP_ROPE) return t;
-    if (!PassesThrough(t->op)) return nullptr;
+    const std::string_view op = op_name(static_cast<int>(t->op));
+    if (op == "ROPE") return t;
+    if (!PassesThrough(op)) return nullptr;
   }
   return nullptr;
 }
@@ -87,9 +85,9 @@ std::optional<RopeParams> ReadRope(const ggml_tensor* rope) {
   RopeParams params;
   params.pairing = interleaved ? RopePairing::kInterleaved : RopePairing::kHalves;
   params.inv_freq.resize(op.n_dims / 2);
-  float ramp_dims[2];
-  ggml_rope_yarn_corr_dims(op.n_dims, op.original_context, op.base, op.beta_fast, op.beta_slow,
-                           ramp_dims);
+  const float ramp_dims[2] = {
+      std::max(0.0f, std::floor(PlaneOfTurns(op, op.beta_fast))),
+      std::min(op.n_dims - 1.0f, std::ceil(PlaneOfTurns(op, op.beta_slow)))};
   for (int i = 0; i < op.n_dims / 2; ++i) {
     if (sections && TurnsByFourth(op, i)) continue;
     const double own =
@@ -109,4 +107,4 @@ float RopeMagnitude(const ggml_tensor* rope) {
   return op.attn_factor * (1.0f + 0.1f * std::log(1.0f / op.scale));
 }
 
-}  // namespace palu::llama
+}  // namespace palu::ggml

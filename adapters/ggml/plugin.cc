@@ -1,0 +1,49 @@
+// What ggml calls when it loads the plug-in: GGML_BACKEND_PATH, or ggml_backend_load().
+#include <cstdlib>
+#include <string>
+#include <variant>
+
+#include "ggml/abi.h"
+#include "ggml/config.h"
+#include "ggml/device.h"
+#include "ggml/report.h"
+#include "palu/palu.h"
+
+namespace palu::ggml {
+
+const KVCacheConfig& CacheConfig() {
+  static const KVCacheConfig config = [] {
+    const char* const text = std::getenv("PALU_CACHE");
+    return KVCacheConfig::Parse(text != nullptr && *text != 0 ? text : "palu");
+  }();
+  return config;
+}
+
+namespace {
+
+ggml_backend_reg* Load(const void* caller) {
+  ProbeOptions options;
+  options.caller = caller;
+  const std::variant<Host, std::string> probed = ProbeHost(options);
+  if (const auto* error = std::get_if<std::string>(&probed)) Refuse(*error);
+  const Host& host = std::get<Host>(probed);
+  try {
+    const std::string text = std::string("palu ") + PALU_VERSION +
+                             ", PALU_CACHE=" + CacheConfig().ToString() + ", kernel " +
+                             KernelTarget() + ", ggml " + host.version + " of generation " +
+                             GenerationName(host);
+    Say(text + "; needs --device PALU (or LLAMA_ARG_DEVICE=PALU)");
+    Tell("loaded", text);
+  } catch (const std::exception& error) {
+    Refuse(std::string("PALU_CACHE: ") + error.what());
+  }
+  InstallSummarySignal();
+  return MakeRegistration(host, MakeDevice(host));
+}
+
+}  // namespace
+}  // namespace palu::ggml
+
+extern "C" __attribute__((visibility("default"))) ggml_backend_reg* ggml_backend_init(void) {
+  return palu::ggml::Load(__builtin_return_address(0));
+}
