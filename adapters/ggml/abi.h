@@ -92,7 +92,7 @@ struct ProbeOptions {
 // host for a moment, to measure it. Some 10 us; not while another thread registers backends.
 std::variant<Host, std::string> ProbeHost(const ProbeOptions& options = {}) noexcept;
 
-// Of a host, for messages: "2026-08 (ggml 0.17 to 0.25)".
+// Of a host, for messages: "2026-08 (ggml 0.20 to 0.25)".
 std::string GenerationName(const Host& host);
 
 // What a plug-in is. ggml calls it through the structs of its generation; all calls below come from
@@ -142,7 +142,8 @@ class Device {
 
 // What ggml_backend_init is to return: a registry of one device of type ACCEL, its buffers not host
 // memory, mmap allowed, that works on buffers of its own and on host memory. Lives until the end of
-// the process, as ggml keeps pointers to it. Once per process: a second call returns the first's.
+// the process, as ggml keeps pointers to it. Once per process: a second call returns the first's,
+// or null if it comes from another ggml, whose structs may differ.
 ggml_backend_reg* MakeRegistration(const Host& host, std::unique_ptr<Device> device);
 
 // The buffer of ours that holds the tensor (or the tensor it is a view of), else null. Valid only

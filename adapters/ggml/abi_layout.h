@@ -38,14 +38,16 @@ struct Layout {
   int accel;  // GGML_BACKEND_DEVICE_TYPE_ACCEL; IGPU came in before it
 };
 
+// clang-format off
 inline constexpr std::array<Layout, 4> kLayouts = {{
-    //                                   buffer:            backend:       props:
-    // name       releases         api   cpy  clear  buft   compute  dev   caps  mmap   accel
-    {"2025-07", "0.0", /*         */ 1, 6, 7, 9, /*      */ 11, 14, /* */ 36, false, 2},
-    {"2025-09", "0.9", /*         */ 2, 6, 7, 9, /*      */ 11, 15, /* */ 48, false, 3},
-    {"2026-04", "0.10 to 0.16", /**/ 2, 8, 9, 11, /*     */ 13, 17, /* */ 48, false, 3},
-    {"2026-08", "0.17 to 0.25", /**/ 2, 8, 9, 11, /*     */ 13, 17, /* */ 48, true, 3},
+    //                                 buffer:          backend:      properties:
+    // name       releases       api   cpy clear buft   compute dev   caps  mmap  accel
+    {"2025-07", "0.0",            1,    6,   7,   9,      11,   14,    36,  false,  2},
+    {"2025-09", "0.9",            2,    6,   7,   9,      11,   15,    48,  false,  3},
+    {"2026-04", "0.10 to 0.16",   2,    8,   9,  11,      13,   17,    48,  false,  3},
+    {"2026-08", "0.20 to 0.25",   2,    8,   9,  11,      13,   17,    48,  true,   3},
 }};
+// clang-format on
 
 // The newest release of ggml that the table is known to hold for: anything later is refused.
 inline constexpr int kNewestMajor = 0, kNewestMinor = 25;

@@ -233,13 +233,15 @@ void FillReg(Registration* all) {
 }  // namespace
 
 ggml_backend_reg* MakeRegistration(const Host& host, std::unique_ptr<Device> device) {
-  if (registration == nullptr) {
-    auto* all = new Registration{host, std::move(device)};  // never freed: ggml keeps pointers
-    FillBuft(all);
-    FillDevice(all);
-    FillReg(all);
-    registration = all;
+  if (registration != nullptr) {
+    const bool same = registration->host.functions.op_name == host.functions.op_name;
+    return same ? Ours<ggml_backend_reg>(registration->reg) : nullptr;
   }
+  auto* all = new Registration{host, std::move(device)};  // never freed: ggml keeps pointers
+  FillBuft(all);
+  FillDevice(all);
+  FillReg(all);
+  registration = all;
   return Ours<ggml_backend_reg>(registration->reg);
 }
 

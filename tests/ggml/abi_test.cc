@@ -379,6 +379,15 @@ void* Address(F* function) {
 
 class ProbeTest : public AbiTest {};
 
+TEST_F(ProbeTest, RegistrationServesOneGgmlOfTheProcess) {
+  Host host = std::get<Host>(ProbeHost());
+  ggml_backend_reg* first = palu::ggml::MakeRegistration(host, nullptr);
+  EXPECT_NE(first, nullptr);
+  EXPECT_EQ(palu::ggml::MakeRegistration(host, nullptr), first);
+  host.functions.op_name = +[](int) { return "another's"; };
+  EXPECT_EQ(palu::ggml::MakeRegistration(host, nullptr), nullptr);
+}
+
 TEST_F(ProbeTest, FindsTheRunningGgml) {
   const auto probed = ProbeHost();
   ASSERT_TRUE(std::holds_alternative<Host>(probed)) << std::get<std::string>(probed);
