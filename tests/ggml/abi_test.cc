@@ -159,20 +159,28 @@ TEST_F(AbiTest, RefusedAllocationIsNoBuffer) {
   EXPECT_EQ(ggml_backend_buft_alloc_buffer(buft_, 4097), nullptr);
 }
 
-TEST_F(AbiTest, EmptyBufferOfGgmlsMakingIsNotTakenForOurs) {
+// Buffers of our type that ggml makes itself: empty ones, and ones that only join others.
+TEST_F(AbiTest, BufferOfGgmlsMakingIsNotTakenForOurs) {
   ggml_backend_buffer_t empty = ggml_backend_buft_alloc_buffer(buft_, 0);
   ASSERT_NE(empty, nullptr);
   EXPECT_EQ(Calls(), "");
-  // A tensor that claims to lie in it: SupportsOp asks whose it is.
+  ggml_backend_buffer_t parts[] = {ggml_backend_buft_alloc_buffer(buft_, 64),
+                                   ggml_backend_buft_alloc_buffer(buft_, 64)};
+  using Join = ggml_backend_buffer_t(ggml_backend_buffer_t*, size_t);
+  auto* join = Function<Join>(RTLD_DEFAULT, "ggml_backend_multi_buffer_alloc_buffer");
+  ASSERT_NE(join, nullptr);
+  ggml_backend_buffer_t joined = join(parts, 2);
+  // SupportsOp asks whose the tensor is.
   MakeTensors();
-  ggml_tensor fake = *a_;
-  fake.buffer = empty;
-  ggml_tensor set = fake;
-  set.op = GGML_OP_SET_ROWS;
-  EXPECT_FALSE(ggml_backend_dev_supports_op(device_, &set));
-  set.buffer = buffer_;
-  EXPECT_TRUE(ggml_backend_dev_supports_op(device_, &set));
-  ggml_backend_buffer_free(empty);
+  ggml_tensor write = *a_;
+  write.op = GGML_OP_SET_ROWS;
+  EXPECT_TRUE(ggml_backend_dev_supports_op(device_, &write));
+  for (ggml_backend_buffer_t buffer : {empty, joined}) {
+    EXPECT_EQ(ggml_backend_buffer_get_type(buffer), buft_);
+    write.buffer = buffer;
+    EXPECT_FALSE(ggml_backend_dev_supports_op(device_, &write));
+    ggml_backend_buffer_free(buffer);
+  }
 }
 
 TEST_F(AbiTest, DataGoesInAndOutWithItsOffset) {
