@@ -149,6 +149,9 @@ ggml_backend_reg* MakeRegistration(const Host& host, std::unique_ptr<Device> dev
 // The buffer of ours that holds the tensor (or the tensor it is a view of), else null. Valid only
 // after MakeRegistration. Never touches the tensor's data.
 Buffer* BufferOf(const ggml_tensor* tensor);
+// Whether the tensor's memory is of our type, also where there is none: programs that only measure
+// give all tensors empty buffers.
+bool IsOfOurType(const ggml_tensor* tensor);
 
 }  // namespace palu::ggml
 

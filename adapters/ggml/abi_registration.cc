@@ -245,10 +245,15 @@ ggml_backend_reg* MakeRegistration(const Host& host, std::unique_ptr<Device> dev
   return Ours<ggml_backend_reg>(registration->reg);
 }
 
-Buffer* BufferOf(const ggml_tensor* tensor) {
+bool IsOfOurType(const ggml_tensor* tensor) {
   if (tensor->view_src != nullptr) tensor = tensor->view_src;
   void* buffer = tensor->buffer;
-  if (buffer == nullptr || Word(buffer, layout().buffer_buft) != registration->buft) return nullptr;
+  return buffer != nullptr && Word(buffer, layout().buffer_buft) == registration->buft;
+}
+
+Buffer* BufferOf(const ggml_tensor* tensor) {
+  if (!IsOfOurType(tensor)) return nullptr;
+  void* buffer = (tensor->view_src != nullptr ? tensor->view_src : tensor)->buffer;
   // ggml makes buffers of our type itself, empty ones and ones that only join others: not ours.
   if (Word(buffer, 0) != Slot(BufferFree)) return nullptr;
   return static_cast<Buffer*>(Word(buffer, layout().buffer_buft + 1));

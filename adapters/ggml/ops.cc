@@ -29,6 +29,11 @@ Kv Find(const ggml_tensor* t) {
   return {buffer, buffer->Side(t)};
 }
 
+// Whether a node reads or writes a cache tensor of ours, which may have no memory yet.
+bool IsKv(const ggml_tensor* t) {
+  return t != nullptr && IsOfOurType(t) && ParseKvName(RootOf(t)->name).has_value();
+}
+
 float FloatParam(const ggml_tensor* t, int i) {
   float value;
   std::memcpy(&value, t->op_params + i, sizeof value);
@@ -96,26 +101,26 @@ void SetRows(const Host& host, const Kv& kv, const ggml_tensor* t) {
 
 // ---- FLASH_ATTN_EXT
 
-void CheckAttention(const Host& host, const ggml_tensor* t, const Kv& k, const Kv& v) {
-  const ggml_tensor *q = t->src[0], *mask = t->src[3];
-  const std::string where = "layer " + std::to_string(k.side->layer) + ": ";
-  if (!v || v.buffer != k.buffer || v.side->layer != k.side->layer || !v.side->values ||
-      k.side->values) {
-    Refuse(where +
-           "its attention reads K and V from one tensor, or from two layers (MLA and the "
-           "like); palu does not support that, run without --device PALU");
+void CheckAttention(const Host& host, const ggml_tensor* t) {
+  const ggml_tensor *q = t->src[0], *k = t->src[1], *v = t->src[2], *mask = t->src[3];
+  const auto k_name = ParseKvName(RootOf(k)->name), v_name = ParseKvName(RootOf(v)->name);
+  if (!IsKv(k) || !IsKv(v) || k_name->layer != v_name->layer || k_name->values || !v_name->values) {
+    Refuse(std::string("attention reads K and V from ") + RootOf(k)->name + " and " +
+           RootOf(v)->name +
+           " (MLA and the like); palu does not support that, run without --device PALU");
   }
+  const std::string where = "layer " + std::to_string(k_name->layer) + ": ";
   if (FloatParam(t, 1) != 0.0f) Refuse(where + "ALiBi is not supported; run without --device PALU");
   if (q->type != GGML_TYPE_F32 || (mask != nullptr && mask->type != GGML_TYPE_F16) ||
-      q->ne[2] % t->src[1]->ne[2] != 0) {
+      q->ne[2] % k->ne[2] != 0) {
     Refuse(where + Name(host, t) + " has a form that palu does not know");
   }
-  if (!k.buffer->LearnHeads(k.side->layer, static_cast<int>(t->src[1]->ne[2]),
-                            static_cast<int>(t->src[1]->ne[0]),
-                            static_cast<int>(t->src[2]->ne[0]))) {
-    Refuse(where + "its cache has " + std::to_string(k.side->width) + " values per token, its " +
-           "attention reads " + std::to_string(t->src[1]->ne[2]) + " heads of " +
-           std::to_string(t->src[1]->ne[0]) + "; palu does not support that");
+  const Kv kv = Find(k);
+  if (kv && !kv.buffer->LearnHeads(k_name->layer, static_cast<int>(k->ne[2]),
+                                   static_cast<int>(k->ne[0]), static_cast<int>(v->ne[0]))) {
+    Refuse(where + "its cache has " + std::to_string(kv.side->width) +
+           " values per token, its attention reads " + std::to_string(k->ne[2]) + " heads of " +
+           std::to_string(k->ne[0]) + "; palu does not support that");
   }
 }
 
@@ -180,23 +185,20 @@ bool Supports(const Host& host, const ggml_tensor* t) {
       op == ops.transpose) {
     return true;
   }
-  const Kv target = Find(t);
-  if (target && op == ops.set_rows) {
+  if (IsKv(t) && op == ops.set_rows) {
     if (!WritesTokens(t)) {
       Refuse("needs flash attention: start with -fa on (it is off, or this model cannot have it)");
     }
-    LearnRope(host, target, t);
+    if (const Kv target = Find(t)) LearnRope(host, target, t);
     return true;
   }
-  if (target && op == ops.rope) return true;
-  if (op == ops.flash_attn_ext) {
-    const Kv k = Find(t->src[1]), v = Find(t->src[2]);
-    if (!k && !v) return false;
-    CheckAttention(host, t, k, v);
+  if (IsKv(t) && op == ops.rope) return true;
+  if (op == ops.flash_attn_ext && (IsKv(t->src[1]) || IsKv(t->src[2]))) {
+    CheckAttention(host, t);
     return true;
   }
-  bool touches = static_cast<bool>(target);
-  for (const ggml_tensor* source : t->src) touches = touches || Find(source);
+  bool touches = IsKv(t);
+  for (const ggml_tensor* source : t->src) touches = touches || IsKv(source);
   if (touches) {
     Refuse("this model works on its cache by " + Name(host, t) +
            ", which palu does not support (is flash attention off? start with -fa on)");
