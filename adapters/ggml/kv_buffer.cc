@@ -16,9 +16,39 @@ namespace {
 constexpr size_t kPage = 4096;        // of memory; tensors are aligned to it
 constexpr int64_t kRowsAtOnce = 256;  // of a state that is read or written
 
-// Buffers with a cache; ggml frees them in any order, from any thread.
-std::mutex all_mutex;
-std::set<const KvBuffer*> all_buffers;
+// Buffers with a cache. ggml makes and frees them on any thread. Taken before a buffer's own lock.
+std::mutex buffers_mutex;
+std::set<const KvBuffer*> buffers;
+
+// The cells and layers of each of them. Taken last.
+struct Extent {
+  int64_t cells = 0;
+  std::set<int> layers;
+};
+std::mutex extents_mutex;
+std::map<const KvBuffer*, Extent> extents;
+
+// A model with sliding windows has two caches: that of the windowed layers has fewer cells, and the
+// two share no layer.
+bool IsWindowed(const KvBuffer* buffer) {
+  const std::lock_guard guard(extents_mutex);
+  const Extent& own = extents[buffer];
+  return std::any_of(extents.begin(), extents.end(), [&](const auto& other) {
+    return other.second.cells > own.cells &&
+           std::none_of(own.layers.begin(), own.layers.end(),
+                        [&](int layer) { return other.second.layers.contains(layer); });
+  });
+}
+
+// For calls that ggml has no way to hear an error of.
+template <typename F>
+void OrRefuse(const char* what, const F& f) {
+  try {
+    f();
+  } catch (const std::exception& error) {
+    Refuse(std::string(what) + ": " + error.what());
+  }
+}
 
 }  // namespace
 
@@ -35,12 +65,10 @@ KvBuffer::KvBuffer(const Host& host, uint8_t* base, size_t size)
 
 KvBuffer::~KvBuffer() {
   if (!sides_.empty()) {
-    const KvReport r = Report();
-    {
-      const std::lock_guard guard(all_mutex);
-      all_buffers.erase(this);
-    }
-    if (built_) Tell("freed", std::to_string(r.tokens) + " " + std::to_string(r.peak_bytes));
+    const std::lock_guard guard(buffers_mutex);
+    buffers.erase(this);
+    const std::lock_guard last(extents_mutex);
+    extents.erase(this);
   }
   munmap(base_, size_);
 }
@@ -59,6 +87,7 @@ bool KvBuffer::InitTensor(ggml_tensor* tensor) {
            " must be f16 or bf16 (-ctk f16 -ctv f16): palu packs the cache itself, as PALU_CACHE "
            "says");
   }
+  const std::lock_guard all(buffers_mutex);
   const std::lock_guard guard(mutex_);
   KvSide side{name->layer,   name->values,  type,         tensor->ne[0],
               tensor->ne[1], tensor->ne[2], tensor->nb[1]};
@@ -66,8 +95,10 @@ bool KvBuffer::InitTensor(ggml_tensor* tensor) {
   Layer& layer = layers_[name->layer];
   (name->values ? layer.v : layer.k) = side;
   mprotect(tensor->data, host_.functions.nbytes(tensor) / kPage * kPage, PROT_NONE);
-  const std::lock_guard all(all_mutex);
-  all_buffers.insert(this);
+  buffers.insert(this);
+  const std::lock_guard last(extents_mutex);
+  extents[this].cells = side.cells;
+  extents[this].layers.insert(side.layer);
   return true;
 }
 
@@ -97,26 +128,12 @@ void KvBuffer::LearnRope(int layer, RopeParams rope) {
   if (!built_) layers_[layer].rope = std::move(rope);
 }
 
-// A model with sliding windows has two caches: that of the windowed layers has fewer cells, and the
-// two share no layer.
-bool KvBuffer::IsWindowed() const {
-  const std::lock_guard guard(all_mutex);
-  return std::any_of(all_buffers.begin(), all_buffers.end(), [&](const KvBuffer* other) {
-    if (other == this || other->layers_.empty()) return false;
-    const Layer& theirs = other->layers_.begin()->second;
-    const Layer& ours = layers_.begin()->second;
-    if (!theirs.k || !ours.k || theirs.k->cells <= ours.k->cells) return false;
-    return std::none_of(layers_.begin(), layers_.end(),
-                        [&](const auto& l) { return other->layers_.contains(l.first); });
-  });
-}
-
 void KvBuffer::Build() {
   const KvSide& first = *layers_.begin()->second.k;
   ModelShape model;
   model.context = first.cells;
   model.threads = threads_;
-  const bool windowed = IsWindowed();
+  const bool windowed = IsWindowed(this);
   for (const auto& [index, layer] : layers_) {
     if (layer.shape.kv_heads == 0) {
       throw StateError("layer " + std::to_string(index) +
@@ -182,24 +199,28 @@ void KvBuffer::Get(const ggml_tensor* tensor, void* data, size_t offset, size_t 
     return;
   }
   const auto guard = lock();
-  auto* out = static_cast<uint8_t*>(data);
-  size_t at = tensor->view_offs + offset;
-  const size_t end = at + size, type_size = side->row_bytes / static_cast<size_t>(side->width);
-  const CellCache& cells = Cells(*side);
+  OrRefuse("reading the cache", [&] {
+    ReadBytes(*side, tensor->view_offs + offset, size, static_cast<uint8_t*>(data));
+  });
+}
+
+void KvBuffer::ReadBytes(const KvSide& side, size_t at, size_t size, uint8_t* out) {
+  const size_t end = at + size, type_size = side.row_bytes / static_cast<size_t>(side.width);
+  const CellCache& cells = Cells(side);
   std::vector<float> rows;
   std::vector<uint8_t> nominal;
   while (at < end) {
-    const auto first = static_cast<int64_t>(at / side->row_bytes);
-    const size_t skip = at % side->row_bytes;
-    const int64_t left = side->cells - first % side->cells;  // in this stream
+    const auto first = static_cast<int64_t>(at / side.row_bytes);
+    const size_t skip = at % side.row_bytes;
+    const int64_t left = side.cells - first % side.cells;  // in this stream
     const int64_t n = std::min<int64_t>(
         {kRowsAtOnce, left,
-         static_cast<int64_t>((skip + end - at + side->row_bytes - 1) / side->row_bytes)});
-    rows.resize(static_cast<size_t>(n * side->width));
+         static_cast<int64_t>((skip + end - at + side.row_bytes - 1) / side.row_bytes)});
+    rows.resize(static_cast<size_t>(n * side.width));
     nominal.resize(rows.size() * type_size);
-    cells.Read(side->values, first, n, rows.data());
-    host_.functions.type_traits(side->type)
-        ->from_float_ref(rows.data(), nominal.data(), static_cast<int64_t>(rows.size()));
+    cells.Read(side.values, first, n, rows.data());
+    host_.functions.type_traits(side.type)->from_float_ref(rows.data(), nominal.data(),
+                                                           static_cast<int64_t>(rows.size()));
     const size_t some = std::min(end - at, nominal.size() - skip);
     std::memcpy(out, nominal.data() + skip, some);
     out += some;
@@ -234,17 +255,21 @@ void KvBuffer::Set(ggml_tensor* tensor, const void* data, size_t offset, size_t 
     Refuse("a part of a row was to be written into the cache; only whole tokens can be");
   }
   const auto guard = lock();
-  const auto* in = static_cast<const uint8_t*>(data);
-  auto first = static_cast<int64_t>(at / side->row_bytes);
-  auto left = static_cast<int64_t>(size / side->row_bytes);
+  OrRefuse("writing into the cache", [&] {
+    WriteTokens(*side, static_cast<int64_t>(at / side->row_bytes),
+                static_cast<int64_t>(size / side->row_bytes), static_cast<const uint8_t*>(data));
+  });
+}
+
+void KvBuffer::WriteTokens(const KvSide& side, int64_t first, int64_t left, const uint8_t* in) {
   std::vector<float> rows;
   while (left > 0) {
     const int64_t n = std::min(left, kRowsAtOnce);
-    rows.resize(static_cast<size_t>(n * side->width));
-    host_.functions.type_traits(side->type)
-        ->to_float(in, rows.data(), static_cast<int64_t>(rows.size()));
-    PutRows(*side, first, rows);
-    in += static_cast<size_t>(n) * side->row_bytes;
+    rows.resize(static_cast<size_t>(n * side.width));
+    host_.functions.type_traits(side.type)->to_float(in, rows.data(),
+                                                     static_cast<int64_t>(rows.size()));
+    PutRows(side, first, rows);
+    in += static_cast<size_t>(n) * side.row_bytes;
     first += n;
     left -= n;
   }
@@ -267,9 +292,11 @@ bool KvBuffer::Copy(const ggml_tensor* src, ggml_tensor* dst) {
   const size_t bytes = host_.functions.nbytes(src);
   if (bytes % from->row_bytes != 0) return false;
   const auto guard = lock();
-  Cells(*to).Copy(to->values, static_cast<int64_t>(src->view_offs / from->row_bytes),
-                  static_cast<int64_t>(dst->view_offs / to->row_bytes),
-                  static_cast<int64_t>(bytes / from->row_bytes));
+  OrRefuse("copying a sequence", [&] {
+    Cells(*to).Copy(to->values, static_cast<int64_t>(src->view_offs / from->row_bytes),
+                    static_cast<int64_t>(dst->view_offs / to->row_bytes),
+                    static_cast<int64_t>(bytes / from->row_bytes));
+  });
   return true;
 }
 
@@ -303,9 +330,9 @@ KvReport KvBuffer::Report() const {
 }
 
 std::vector<KvReport> AllReports() {
-  const std::lock_guard guard(all_mutex);
+  const std::lock_guard guard(buffers_mutex);
   std::vector<KvReport> reports;
-  for (const KvBuffer* buffer : all_buffers) reports.push_back(buffer->Report());
+  for (const KvBuffer* buffer : buffers) reports.push_back(buffer->Report());
   return reports;
 }
 

@@ -82,7 +82,9 @@ class KvBuffer : public Buffer {
 
   KvBuffer(const Host& host, uint8_t* base, size_t size);
   void Build();
-  bool IsWindowed() const;
+  // Bytes [at, at + size) of the nominal tensor.
+  void ReadBytes(const KvSide& side, size_t at, size_t size, uint8_t* out);
+  void WriteTokens(const KvSide& side, int64_t first, int64_t left, const uint8_t* in);
   void PutRows(const KvSide& side, int64_t first, const std::vector<float>& rows);
 
   const Host& host_;

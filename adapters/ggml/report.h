@@ -12,7 +12,7 @@ namespace palu::ggml {
 void Say(const std::string& text);
 
 // For `palu check-plugin`: appends "event text" to the file that PALU_REPORT names, if it does.
-// Events: loaded, refused, cache, used, freed.
+// Events: loaded, refused, cache, used.
 void Tell(std::string_view event, const std::string& text);
 
 // Says why the program cannot go on with palu, and ends it: what comes after would be another cache
