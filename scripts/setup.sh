@@ -3,17 +3,27 @@
 # from PyPI (scripts/requirements.txt) into .deps/. Safe to interrupt and to run again: what is there is kept, and
 # when all is there nothing touches the network.
 #
+#   scripts/setup.sh              all, with llama.cpp's own programs, which tests run palu in
+#   scripts/setup.sh --no-tools   without those programs: 3 minutes less, enough to use palu
+#
 # An own llama.cpp replaces the one from PyPI:  CMAKE_PREFIX_PATH=/path/to/its/install scripts/setup.sh
 # An own model replaces the default one:        PALU_MODEL=/path/to/model.gguf scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+tools=yes
+case "$*" in
+  "") ;;
+  --no-tools) tools=no ;;
+  *) die "scripts/setup.sh takes --no-tools or nothing, not: $*" ;;
+esac
 
 REQUIREMENTS=scripts/requirements.txt
 LLAMA=$DEPS/llama  # link to the prefix of llama.cpp's install inside the venv; made after it, so it means "installed"
 SOURCE=$DEPS/llama-source
 BUILD=$DEPS/llama-build
-STAMP=$DEPS/llama.stamp           # which release $SOURCE, $BUILD and $LLAMA are of
+STAMP=$DEPS/llama.stamp  # which release $SOURCE, $BUILD and $LLAMA are of
 LLAMA_OPTIONS="-DLLAVA_BUILD=OFF"  # pip's package would add mtmd (images), which palu does not use
-# llama.cpp's own programs, for tests of palu inside them; into $LLAMA/bin.
+# llama.cpp's own programs, which go to $LLAMA/bin. The server needs mtmd, half of their compile time.
 TOOLS="llama-server llama-cli llama-completion llama-bench llama-perplexity"
 
 install_packages() {
@@ -80,7 +90,7 @@ watch_build() {  # watch_build LOG
 }
 
 has_libraries() { [ -e "$LLAMA/lib/libllama.so" ] && [ "$(cat "$STAMP" 2>/dev/null)" = "$(pin llama-cpp-python)" ]; }
-has_tools() { [ "$(cat "$LLAMA/bin/stamp" 2>/dev/null)" = "$(pin llama-cpp-python) $TOOLS" ]; }
+has_tools() { [ "$tools" = no ] || [ "$(cat "$LLAMA/bin/stamp" 2>/dev/null)" = "$(pin llama-cpp-python) $TOOLS" ]; }
 
 # Libraries first, so that they are of use although the tools fail; both from one source, in one build folder.
 install_llama() {
@@ -92,7 +102,7 @@ install_llama() {
   grep -m2 -E '^(model name|flags|Features)' /proc/cpuinfo >"$DEPS/cpu.txt" || true
   export CCACHE_EXTRAFILES=$DEPS/cpu.txt GIT_CEILING_DIRECTORIES=$DEPS
   if ! has_libraries; then install_libraries; fi
-  install_tools
+  if ! has_tools; then install_tools; fi
   rm -rf "$SOURCE" "$BUILD" "$DEPS"/download/llama_cpp_python-*.tar.gz
 }
 
