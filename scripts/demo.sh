@@ -21,7 +21,7 @@ ask() {  # ask NAME CACHE
 }
 
 title "1 of 4: set-up"
-scripts/setup.sh
+scripts/setup.sh --no-tools
 
 title "2 of 4: build"
 use_ccache
