@@ -35,16 +35,28 @@ void MemoryAccount::Add(int64_t bytes) {
   }
 }
 
+namespace {
+
+constexpr size_t kAlignment = 64;  // a cache line, and the widest vectors
+
+size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+// Aligned by hand: glibc before 2.38 does not take a freed aligned block for a new one of the same
+// size, so that pages which come and go would grow the heap without end.
 Buffer::Buffer(const MemoryAccountPtr& account, size_t bytes)
-    : charge_(account, static_cast<int64_t>((bytes + 63) / 64 * 64)),
-      size_((bytes + 63) / 64 * 64) {
-  data_ = static_cast<uint8_t*>(std::aligned_alloc(64, size_ ? size_ : 64));
-  if (!data_)
+    : charge_(account, static_cast<int64_t>(RoundUp(bytes))),
+      block_(std::malloc(RoundUp(bytes) + kAlignment)),
+      size_(RoundUp(bytes)) {
+  if (!block_)
     throw MemoryError("out of memory: no " + FormatBytes(static_cast<int64_t>(bytes)) +
                       " for the cache");
+  const auto address = reinterpret_cast<uintptr_t>(block_);
+  data_ = static_cast<uint8_t*>(block_) + (kAlignment - address % kAlignment) % kAlignment;
   std::memset(data_, 0, size_);
 }
 
-Buffer::~Buffer() { std::free(data_); }
+Buffer::~Buffer() { std::free(block_); }
 
 }  // namespace palu

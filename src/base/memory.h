@@ -73,7 +73,8 @@ class Buffer {
 
  private:
   MemoryCharge charge_;
-  uint8_t* data_;
+  void* block_;    // of malloc
+  uint8_t* data_;  // the aligned part
   size_t size_;
 };
 
