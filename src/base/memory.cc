@@ -27,7 +27,7 @@ void MemoryAccount::Add(int64_t bytes) {
   const int64_t now = allocated_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
   if (limit_ > 0 && now > limit_) {
     allocated_.fetch_sub(bytes, std::memory_order_relaxed);
-    throw MemoryError("the cache would need " + FormatBytes(now) + ", its limit is " +
+    throw MemoryError("the cache would need " + FormatBytes(now) + ", its limit max_bytes is " +
                       FormatBytes(limit_));
   }
   int64_t peak = peak_.load(std::memory_order_relaxed);
