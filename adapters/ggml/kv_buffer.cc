@@ -306,9 +306,18 @@ void KvBuffer::Clear(uint8_t value) {
     return;
   }
   const auto guard = lock();
+  TellReserved();
   for (auto& [index, layer] : layers_) {
     if (layer.cells) layer.cells->Clear();
   }
+}
+
+// llama.cpp clears a cache once all of its tensors are placed, before anything is in it. Known that
+// early, the layers tell a program that gave us only some of them from one that has not run yet.
+void KvBuffer::TellReserved() {
+  if (reserved_) return;
+  reserved_ = true;
+  Tell("reserved", std::to_string(layers_.size()) + " layers");
 }
 
 KvReport KvBuffer::Report() const {

@@ -85,6 +85,7 @@ class KvBuffer : public Buffer {
   // Bytes [at, at + size) of the nominal tensor.
   void ReadBytes(const KvSide& side, size_t at, size_t size, uint8_t* out);
   void WriteTokens(const KvSide& side, int64_t first, int64_t left, const uint8_t* in);
+  void TellReserved();
   void PutRows(const KvSide& side, int64_t first, const std::vector<float>& rows);
 
   const Host& host_;
@@ -92,7 +93,7 @@ class KvBuffer : public Buffer {
   size_t size_;
   std::map<const void*, KvSide> sides_;  // by address
   std::map<int, Layer> layers_;          // by index
-  bool built_ = false;
+  bool reserved_ = false, built_ = false;
   int threads_ = 0;
   int last_layer_ = -1;
   std::vector<int32_t> step_positions_;

@@ -44,6 +44,12 @@ ggml_backend_reg* Load(const void* caller) {
 }  // namespace
 }  // namespace palu::ggml
 
-extern "C" __attribute__((visibility("default"))) ggml_backend_reg* ggml_backend_init(void) {
+extern "C" {
+
+__attribute__((visibility("default"))) ggml_backend_reg* ggml_backend_init(void) {
   return palu::ggml::Load(__builtin_return_address(0));
+}
+
+// Tells this plug-in from those of others, for `palu check-plugin`.
+__attribute__((visibility("default"))) const char* palu_ggml_version(void) { return PALU_VERSION; }
 }

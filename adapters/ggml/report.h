@@ -12,7 +12,8 @@ namespace palu::ggml {
 void Say(const std::string& text);
 
 // For `palu check-plugin`: appends "event text" to the file that PALU_REPORT names, if it does.
-// Events: loaded, refused, cache, used.
+// Events: loaded, refused, reserved (layers have their cache here), cache (its first row came: bits
+// per element), used (attention ran).
 void Tell(std::string_view event, const std::string& text);
 
 // Says why the program cannot go on with palu, and ends it: what comes after would be another cache
