@@ -92,6 +92,10 @@ GgufFacts CheckGgufFile(const std::string& path) {
   const std::string& arch = facts.architecture;
   facts.original_context = ReadInteger(gguf.get(), arch + ".rope.scaling.original_context_length",
                                        ReadInteger(gguf.get(), arch + ".context_length", 0));
+  facts.cached_layers =
+      std::max<int64_t>(0, ReadInteger(gguf.get(), arch + ".block_count", 0) -
+                               ReadInteger(gguf.get(), arch + ".attention.shared_kv_layers", 0) -
+                               ReadInteger(gguf.get(), arch + ".nextn_predict_layers", 0));
   facts.long_rope = gguf_find_tensor(gguf.get(), "rope_factors_long.weight") >= 0;
   return facts;
 }

@@ -12,6 +12,7 @@ namespace palu::llama {
 struct GgufFacts {
   std::string architecture;
   int64_t file_bytes = 0;
+  int64_t cached_layers = 0;  // that have a KV cache of their own; 0 = the file does not say
   // LongRoPE: two sets of frequency factors, of which llama.cpp takes the long one when its cache
   // has more cells than `original_context`.
   bool long_rope = false;
