@@ -39,6 +39,16 @@ std::string UsageMessage(const CLI::App& app, const CLI::ParseError& e) {
   return std::string(e.what()) + " (see palu --help)";
 }
 
+// `palu check-plugin ... -- COMMAND...`: takes the command away, which CLI11 would read its own
+// syntax into.
+std::vector<std::string> TakeCommand(int& argc, char** argv) {
+  if (argc < 2 || std::string(argv[1]) != "check-plugin") return {};
+  char** const end = argv + argc;
+  char** const mark = std::find(argv, end, std::string("--"));
+  argc = static_cast<int>(mark - argv);
+  return {mark == end ? end : mark + 1, end};
+}
+
 int Main(int argc, char** argv) {
   using palu::app::kRuntimeErrorExit, palu::app::kUsageExit;
   CLI::App app{"Runs GGUF models with a KV cache of packed low-rank latents.", "palu"};
@@ -53,6 +63,7 @@ int Main(int argc, char** argv) {
   palu::app::AddRecommend(app, action);
   palu::app::AddBench(app, action);
   palu::app::AddMethods(app, action);
+  palu::app::AddCheckPlugin(app, action, TakeCommand(argc, argv));
   try {
     app.parse(argc, argv);
     palu::KernelTarget();  // a wrong PALU_TARGET is better said before the work

@@ -7,6 +7,8 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 namespace palu::app {
 
@@ -19,6 +21,8 @@ void AddRecommend(CLI::App& app, Action& action);
 void AddBench(CLI::App& app, Action& action);
 void AddFit(CLI::App& app, Action& action);
 void AddMethods(CLI::App& app, Action& action);
+// `command`: what stands after "--".
+void AddCheckPlugin(CLI::App& app, Action& action, std::vector<std::string> command);
 
 inline constexpr int kRuntimeErrorExit = 1;
 inline constexpr int kUsageExit = 2;
