@@ -20,7 +20,7 @@ Cells::Stream::Stream(const MemoryAccountPtr& account)
     : blocks(CountingAllocator<Block>(account)),
       positions(CountingAllocator<BlockPositions>(account)),
       open(CountingAllocator<int64_t>(account)),
-      slabs(CountingAllocator<BufferPtr>(account)) {}
+      slabs(CountingAllocator<MemoryCharge>(account)) {}
 
 Cells::Cells(std::shared_ptr<LayerContext> context, int64_t cells, int streams)
     : context_(std::move(context)), cells_(cells) {
@@ -54,8 +54,7 @@ Cells::Place Cells::FindRange(int64_t first, int64_t n) const {
 }
 
 const uint8_t* Cells::Page(const Stream& stream, int64_t frame) const {
-  return stream.slabs[frame / slab_frames()]->data() +
-         frame % slab_frames() * codec_->layout.page_bytes;
+  return stream.pages.data() + frame * codec_->layout.page_bytes;
 }
 
 uint8_t* Cells::Page(Stream& stream, int64_t frame) {
@@ -72,9 +71,12 @@ void Cells::EnsureBlocks(Stream& stream, int64_t blocks) {
 void Cells::EnsureSlab(Stream& stream, int64_t frame) {
   const auto slab = static_cast<size_t>(frame / slab_frames());
   if (stream.slabs.size() <= slab) stream.slabs.resize(slab + 1);
-  if (stream.slabs[slab]) return;
-  stream.slabs[slab] = std::make_shared<Buffer>(
-      context_->account, slab_frames() * codec_->layout.page_bytes + kReadPadding);
+  if (stream.slabs[slab].bytes() > 0) return;
+  if (!stream.pages.data()) {
+    const int64_t frames = PagesFor(cells_, static_cast<int>(frame_cells()));
+    stream.pages = Region(frames * codec_->layout.page_bytes + kReadPadding);
+  }
+  stream.slabs[slab] = MemoryCharge(context_->account, static_cast<int64_t>(slab_bytes()));
 }
 
 void Cells::MakeExact(Stream& stream, int64_t block) {
@@ -100,7 +102,8 @@ void Cells::Drop(Stream& stream, int64_t frame) {
   const auto begin = stream.blocks.begin() + slab * per_slab;
   const auto last = stream.blocks.begin() + std::min((slab + 1) * per_slab, blocks);
   if (std::none_of(begin, last, [](const Block& b) { return b.encoded; })) {
-    stream.slabs[slab].reset();
+    stream.slabs[slab] = MemoryCharge();
+    stream.pages.Release(slab * slab_bytes(), slab_bytes());
   }
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/memory.h"
+#include "base/region.h"
 #include "cache/page_coder.h"
 #include "cache/page_store.h"
 #include "cache/token_view.h"
@@ -47,7 +48,8 @@ class Cells {
     CountedVector<Block> blocks;              // up to the last that was ever written
     CountedVector<BlockPositions> positions;  // of each block
     CountedVector<int64_t> open;              // the exact blocks
-    CountedVector<BufferPtr> slabs;           // null: no frame of it is packed
+    Region pages;                             // packed frames; empty until the first is
+    CountedVector<MemoryCharge> slabs;        // 0 bytes: no frame of it is packed
     int64_t clock = 0;                        // keys that came
 
     explicit Stream(const MemoryAccountPtr& account);
@@ -64,6 +66,7 @@ class Cells {
   int64_t frame_blocks() const { return codec_ ? codec_->layout.page_tokens / kBlockTokens : 1; }
   int64_t frame_cells() const { return frame_blocks() * kBlockTokens; }
   int64_t slab_frames() const { return PagesAtOnce(frame_cells()); }
+  size_t slab_bytes() const { return slab_frames() * codec_->layout.page_bytes; }
   const PageLayout& exact_layout() const { return context_->window.layout; }
   Place Find(int64_t cell) const;
   // The place of the first of n cells that must lie in one stream. Errors: InputError.

@@ -167,7 +167,7 @@ CacheStats Cells::Stats() const {
     stats.table_bytes += static_cast<int64_t>(stream.blocks.capacity() * sizeof(Block) +
                                               stream.positions.capacity() * sizeof(BlockPositions) +
                                               stream.open.capacity() * sizeof(int64_t) +
-                                              stream.slabs.capacity() * sizeof(BufferPtr));
+                                              stream.slabs.capacity() * sizeof(MemoryCharge));
     for (const Block& block : stream.blocks) {
       const int tokens = std::popcount(block.keys & block.values);
       stats.tokens += tokens;
@@ -176,9 +176,7 @@ CacheStats Cells::Stats() const {
       if (block.exact) stats.window_bytes += static_cast<int64_t>(block.exact->size());
       if (block.list) stats.table_bytes += static_cast<int64_t>(block.list->size());
     }
-    for (const BufferPtr& slab : stream.slabs) {
-      if (slab) slabs += static_cast<int64_t>(slab->size());
-    }
+    for (const MemoryCharge& slab : stream.slabs) slabs += slab.bytes();
   }
   packed_frames /= frame_blocks();
   if (codec_) {
