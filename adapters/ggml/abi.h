@@ -140,10 +140,11 @@ class Device {
   virtual std::unique_ptr<Backend> NewBackend() = 0;
 };
 
-// What ggml_backend_init is to return: a registry of one device of type ACCEL, its buffers not host
-// memory, mmap allowed, that works on buffers of its own and on host memory. Lives until the end of
-// the process, as ggml keeps pointers to it. Once per process: a second call returns the first's,
-// or null if it comes from another ggml, whose structs may differ.
+// What ggml_backend_init is to return: a registry of one device, its buffers not host memory, mmap
+// allowed, that works on buffers of its own and on host memory. Its type is ACCEL, in generation
+// 2025-07 GPU, as llama.cpp's --device took nothing else. Lives until the end of the process, as
+// ggml keeps pointers to it. Once per process: a second call returns the first's, or null if it
+// comes from another ggml, whose structs may differ.
 ggml_backend_reg* MakeRegistration(const Host& host, std::unique_ptr<Device> device);
 
 // The buffer of ours that holds the tensor (or the tensor it is a view of), else null. Valid only

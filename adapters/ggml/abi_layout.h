@@ -35,14 +35,16 @@ struct Layout {
   // was padding). Byte of the first of caps: async, host_buffer, buffer_from_host_ptr, events.
   int caps_byte;
   bool mmap_support;
-  int accel;  // GGML_BACKEND_DEVICE_TYPE_ACCEL; IGPU came in before it
+  // What our device says it is: ACCEL, which is used only where a user asks for it by name; GPU
+  // where llama.cpp's --device takes nothing else. (IGPU came in before ACCEL.)
+  int device_type;
 };
 
 // clang-format off
 inline constexpr std::array<Layout, 4> kLayouts = {{
     //                                 buffer:          backend:      properties:
-    // name       releases       api   cpy clear buft   compute dev   caps  mmap  accel
-    {"2025-07", "0.0",            1,    6,   7,   9,      11,   14,    36,  false,  2},
+    // name       releases       api   cpy clear buft   compute dev   caps  mmap  type
+    {"2025-07", "0.0",            1,    6,   7,   9,      11,   14,    36,  false,  1},
     {"2025-09", "0.9",            2,    6,   7,   9,      11,   15,    48,  false,  3},
     {"2026-04", "0.10 to 0.16",   2,    8,   9,  11,      13,   17,    48,  false,  3},
     {"2026-08", "0.20 to 0.25",   2,    8,   9,  11,      13,   17,    48,  true,   3},

@@ -136,7 +136,7 @@ const char* DeviceDescription(ggml_backend_device*) noexcept { return device().D
 void DeviceMemory(ggml_backend_device*, size_t* free, size_t* total) noexcept {
   device().Memory(free, total);
 }
-int DeviceType(ggml_backend_device*) noexcept { return layout().accel; }
+int DeviceType(ggml_backend_device*) noexcept { return layout().device_type; }
 
 // The struct's own room only: it is the caller's, and of the caller's generation.
 void DeviceProps(ggml_backend_device*, void* props) noexcept {
@@ -149,7 +149,7 @@ void DeviceProps(ggml_backend_device*, void* props) noexcept {
   put(8, device().Description());
   put(16, free);
   put(24, total);
-  put(32, layout().accel);
+  put(32, layout().device_type);
   if (layout().caps_byte > 40) put(40, static_cast<const char*>(nullptr));  // device_id
   put(layout().caps_byte, std::array<bool, 4>{});  // nothing async, no host memory, no events
   if (layout().mmap_support) put(layout().caps_byte + 4, true);
