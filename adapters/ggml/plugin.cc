@@ -38,7 +38,9 @@ ggml_backend_reg* Load(const void* caller) {
     Refuse(std::string("PALU_CACHE: ") + error.what());
   }
   InstallSummarySignal();
-  return MakeRegistration(host, MakeDevice(host));
+  ggml_backend_reg* const registration = MakeRegistration(host, MakeDevice(host));
+  if (registration == nullptr) Say("serves another ggml of this process already; not loaded again");
+  return registration;
 }
 
 }  // namespace

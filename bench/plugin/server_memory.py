@@ -5,8 +5,8 @@
         [--cells 32768] [--slots 4] [--plugin build/release/lib/libggml-palu.so --cache palu]
 
 Without --plugin it measures the stock cache. Prints one JSON line: resident bytes after the start, after every slot is
-full, and, with the plug-in, what its summary (SIGUSR1) reports. The model's own memory is what the same process took
-with an empty cache of 256 cells.
+full, and, with the plug-in, what its summary (SIGUSR1) reports. rss_other is what a server takes beside its cache: one of
+1,024 cells that has read a prompt of 1,000 tokens, less its own cache (with --plugin the summary's bytes, else f16's).
 """
 
 import argparse
@@ -66,6 +66,18 @@ class Server:
         self.log.seek(0)
         return self.log.read().decode(errors="replace")
 
+    def fill(self, tokens, slot):
+        reply = self.post("/completion", {"prompt": tokens, "n_predict": 8, "id_slot": slot, "cache_prompt": True,
+                                          "temperature": 0, "ignore_eos": True})
+        return reply["tokens_evaluated"] + reply["tokens_predicted"]
+
+    def cache_bytes(self, options):
+        """As the plug-in reports them; those of a stock f16 cache from the line that llama.cpp logs."""
+        if options.plugin:
+            return int(float(re.search(r"([0-9.]+) MiB now", self.summary())[1]) * 2**20)
+        sizes = re.findall(r"KV buffer size = +([0-9.]+) MiB", self.text())
+        return int(sum(map(float, sizes)) * 2**20)
+
     def summary(self):
         self.process.send_signal(signal.SIGUSR1)
         time.sleep(0.5)
@@ -88,24 +100,25 @@ def main():
     parser.add_argument("--cache", default="palu")
     options = parser.parse_args()
 
-    server = Server(options, 256, 1)
-    base = server.resident()
+    with open(options.text, encoding="utf-8") as file:
+        text = file.read()[: 8 * options.cells]
+    server = Server(options, 1024, 1)
+    tokens = server.post("/tokenize", {"content": text})["tokens"]
+    server.fill(tokens[:1000], 0)
+    other = server.resident() - server.cache_bytes(options)
     server.stop()
 
     server = Server(options, options.cells, options.slots)
     start = server.resident()
-    with open(options.text, encoding="utf-8") as file:
-        text = file.read()
     per_slot = options.cells // options.slots
-    tokens = server.post("/tokenize", {"content": text[: 8 * options.cells]})["tokens"]
     filled = 0
     for slot in range(options.slots):
         first = slot * per_slot % max(1, len(tokens) - per_slot)
-        reply = server.post("/completion", {"prompt": tokens[first : first + per_slot - 16], "n_predict": 8,
-                                            "id_slot": slot, "cache_prompt": True, "temperature": 0})
-        filled += reply["tokens_evaluated"] + reply["tokens_predicted"]
+        filled += server.fill(tokens[first : first + per_slot - 16], slot)
     result = {"cache": options.cache if options.plugin else "stock f16", "cells": options.cells, "tokens": filled,
-              "rss_base": base, "rss_start": start, "rss_full": server.resident(), "rss_peak": server.resident("VmHWM")}
+              "rss_other": other, "rss_start": start, "rss_full": server.resident(),
+              "rss_peak": server.resident("VmHWM"), "cache_bytes": server.cache_bytes(options)}
+    result["rss_cache_over_reported"] = round((result["rss_full"] - other) / result["cache_bytes"], 3)
     if options.plugin:
         result["summary"] = server.summary()
     server.stop()
