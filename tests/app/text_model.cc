@@ -68,8 +68,8 @@ void SetTokenizer(gguf_context* gguf, const Vocabulary& vocabulary, bool chat, b
 
 }  // namespace
 
-void WriteTextModel(const std::string& path, bool chat, bool bos) {
-  const llama::RandomModel model = llama::MakeRandomModel("llama");
+void WriteTextModel(const std::string& path, bool chat, bool bos, const std::string& architecture) {
+  const llama::RandomModel model = llama::MakeRandomModel(architecture);
   llama::WriteRandomModel(model, path);
   ggml_context* loaded = nullptr;
   const std::unique_ptr<gguf_context, decltype(&gguf_free)> old(
