@@ -15,6 +15,7 @@
 #include "check/verdict.h"
 #include "expect_failure.h"
 #include "program.h"
+#include "random_model.h"
 #include "text_model.h"
 
 namespace palu::app {
@@ -236,6 +237,8 @@ TEST_F(CheckPlugin, AFailureOfTheProgramIsShownByItsLastLines) {
   ExpectNo(outcome, "llama-cli failed by itself (exit code 3) before it loaded the plug-in");
   EXPECT_EQ(outcome.err.rfind("the last lines of llama-cli:\n  27\n", 0), 0u) << outcome.err;
   EXPECT_NE(outcome.err.find("  40\n  no model\n"), std::string::npos) << outcome.err;
+  const std::string other = Script("chat.py", "exit 1");
+  ExpectNo(Check({other}, {{"GGML_BACKEND_PATH", ""}}), "chat.py failed by itself");
   const std::string late = Script("llama-cli", Tell(kLoaded) + "kill -9 $$");
   ExpectNo(Check({late}), "llama-cli failed by itself (exit code 137) before attention ran");
 }
@@ -379,6 +382,14 @@ TEST_F(CheckStock, BenchNeedsTheDeviceAsAnArgument) {
   Words with = bench;
   with.insert(with.end(), {"-dev", "PALU"});
   ExpectYes(Check(with), "3 layers, ");
+}
+
+TEST_F(CheckStock, AModelWithSlidingWindowsHasTwoCaches) {
+  const llama::RandomModel gemma = llama::MakeRandomModel("gemma3");
+  llama::WriteRandomModel(gemma, folder_.Path("gemma.gguf"));
+  ExpectYes(Check({Tool("llama-bench"), "-m", folder_.Path("gemma.gguf"), "-dev", "PALU", "-t", "1",
+                   "-p", "8", "-n", "0", "-r", "1"}),
+            std::to_string(gemma.layers) + " layers in 2 caches, ");
 }
 
 TEST_F(CheckStock, ARealModelCompletesAText) {

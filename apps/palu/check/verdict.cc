@@ -106,7 +106,7 @@ Verdict Judge(const Observation& seen) {
     if (events.Layers() < seen.model_layers) return {false, OnlySomeLayers(seen)};
     return {true, Used(seen)};
   }
-  if (failed && (events.loaded || seen.file_fault.empty())) {
+  if (failed) {
     return {false, Failed(seen, events.loaded ? "attention ran" : "it loaded the plug-in")};
   }
   if (!events.reserved.empty()) return {false, NeverAttended(seen)};
