@@ -74,6 +74,8 @@ const std::vector<Mix>& Mixes() {
   static const std::vector<Mix> mixes = {
       {"3bit", Bits(64, 64, 3, 3), ScaleFormat::kLog8, 32},
       {"4/2bit", Bits(64, 16, 4, 2), ScaleFormat::kMinMax, 32},
+      {"r32-4/2bit", Bits(32, 8, 4, 2), ScaleFormat::kLog8, 32},
+      {"4bit", Bits(64, 64, 4, 4), ScaleFormat::kLog8, 32},
       {"graded3", Graded(), ScaleFormat::kLog8, 32},
       {"4bit-g128", Bits(64, 64, 4, 4), ScaleFormat::kMinMax, 128},
       {"8bit", Bits(64, 64, 8, 8), ScaleFormat::kMinMax, 32},
