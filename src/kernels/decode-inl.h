@@ -154,8 +154,6 @@ HWY_INLINE void DecodeQuadTokens(const PagePlan& plan, const uint8_t* page, int 
   }
 }
 
-HWY_INLINE int Least(int a, int b) { return a < b ? a : b; }
-
 #endif  // PALU_IS_SIMD
 }  // namespace
 }  // namespace HWY_NAMESPACE

@@ -90,8 +90,6 @@ HWY_INLINE void CopyPanel(const GemmArgs& args, int j, int width, int l, int dep
   }
 }
 
-HWY_INLINE int Least(int a, int b) { return a < b ? a : b; }
-
 // Two vectors of columns for many rows of a: rows of b that are a power of two apart would evict
 // each other from the L1 cache, so they are copied together first.
 void CopiedColumns(const GemmArgs& args, int j) {

@@ -59,7 +59,7 @@ struct AccumulateArgs {
 
 // Floats that Accumulate needs.
 inline size_t AccumulateScratch(const PagePlan& plan, int rows) {
-  return static_cast<size_t>((2 + rows) * kFusedBlocks + rows) *
+  return static_cast<size_t>((2 + rows) * kFusedBlocks + 5 * rows) *
          static_cast<size_t>(plan.slots + kChannelPadding);
 }
 

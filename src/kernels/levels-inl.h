@@ -129,29 +129,75 @@ HWY_INLINE LevelKind LevelsOf(const PagePlan& plan, int bits) {
                                                         : LevelKind::kUniform;
 }
 
-// The level (0..255) of every code of kBits bits; unused for uniform levels.
+// Whether levels are looked up by the low six bits of a byte (AVX-512 VBMI). Then the table
+// repeats, and codes need no mask: what lies above their last bit does not matter.
+inline constexpr bool kHasLongTables = HWY_TARGET == HWY_AVX3_DL;
+template <int kBits, LevelKind kKind>
+inline constexpr bool kLooksUp = kBits <= 4 && (kHasLongTables || kKind == LevelKind::kLloydMax);
+
+// The level (0..255) of every code, over and over.
+struct Levels {
+  uint8_t of[64];
+};
+constexpr Levels MakeLevels(int bits, LevelKind kind) {
+  Levels levels = {};
+  for (int i = 0; i < 64; ++i) {
+    const int code = i % (1 << bits);
+    const auto& from = kLloydMaxLevels[bits];
+    levels.of[i] = static_cast<uint8_t>(
+        kind == LevelKind::kUniform ? code : from[static_cast<size_t>(code)] - from[0]);
+  }
+  return levels;
+}
+template <int kBits, LevelKind kKind>
+alignas(64) inline constexpr Levels kLevels = MakeLevels(kBits, kKind);
+
+// Levels by code, for LoadLevels; unused for levels that are their codes.
 template <int kBits, LevelKind kKind>
 HWY_INLINE VU8 LevelTable() {
   const DU8 du8;
-  if constexpr (kKind == LevelKind::kUniform || kBits > 4) {
-    return hn::Zero(du8);
+  if constexpr (kLooksUp<kBits, kKind>) {
+    return hn::Load(du8, kLevels<kBits, kKind>.of);
   } else {
-    const auto& levels = LloydMaxLevels(kBits);
-    const hn::Repartition<int8_t, DU8> di8;
-    const auto table = hn::LoadDup128(di8, levels.data());
-    return hn::BitCast(du8, hn::Sub(table, hn::Set(di8, levels[0])));
+    return hn::Zero(du8);
   }
 }
+
+#if HWY_TARGET == HWY_AVX3_DL
+// The codes of a part of a quad of 1..4 bits, with other bits above them.
+template <int kBits>
+HWY_INLINE VU8 LooseCodes(const uint8_t* quad, int part) {
+  const DU8 du8;
+  const DU32 du32;
+  constexpr int kWidth = kBits == 3 ? 2 : kBits;
+  const auto bytes = LoadPlane<kWidth>(quad, part);
+  if constexpr (kWidth == 4) {
+    return hn::BitCast(du8, part == 0 ? bytes : hn::ShiftRight<4>(bytes));
+  } else {
+    const auto codes = hn::Shr(bytes, hn::Load(du32, kShifts.of[kWidth / 2][part]));
+    if constexpr (kBits != 3) return hn::BitCast(du8, codes);
+    // Rotating by the difference moves the third bit down and up at once.
+    const auto rotations = hn::Sub(hn::Load(du32, kShifts.of[0][part]), hn::Set(du32, 2));
+    const auto third = LoadPlane<1>(quad + 32, part);
+    const hn::Vec<DU32> above{_mm512_rorv_epi32(third.raw, rotations.raw)};
+    const auto low = hn::Set(du32, 0x03030303u);
+    return hn::BitCast(du8, hn::Or(hn::And(low, codes), hn::AndNot(low, above)));
+  }
+}
+#endif
 
 // Levels of a part of a quad.
 template <int kBits, LevelKind kKind>
 HWY_INLINE VU8 LoadLevels(const uint8_t* quad, int part, VU8 table) {
-  const VU8 codes = UnpackCodes<kBits>(quad, part);
-  if constexpr (kKind == LevelKind::kUniform || kBits > 4) {
+  if constexpr (!kLooksUp<kBits, kKind>) {
     (void)table;
-    return codes;
+    return UnpackCodes<kBits>(quad, part);
   } else {
-    return hn::TableLookupBytes(table, codes);
+#if HWY_TARGET == HWY_AVX3_DL
+    return VU8{_mm512_permutexvar_epi8(LooseCodes<kBits>(quad, part).raw, table.raw)};
+#else
+    return hn::TableLookupBytes(table, UnpackCodes<kBits>(quad, part));
+#endif
   }
 }
 
@@ -229,41 +275,96 @@ HWY_INLINE VI16 OddLevels(VU8 levels) {
   return hn::BitCast(DI16(), hn::ShiftRight<8>(hn::BitCast(DU16(), levels)));
 }
 
-// Four integers per 128-bit block as pairs of 16 bits: lane 0 becomes (v0, v2), lane 1 (v1, v3).
+// Bytes of every 128-bit block of v in the order that sixteen byte indices say; 0x80 gives zero.
+template <uint8_t... kFrom>
+HWY_INLINE VI32 PickBytes(VI32 v) {
+  static_assert(sizeof...(kFrom) == 16);
+  const DU8 du8;
+  alignas(16) static constexpr uint8_t kBytesFrom[16] = {kFrom...};
+  const auto from = hn::LoadDup128(du8, kBytesFrom);
+  return hn::BitCast(DI32(), hn::TableLookupBytesOr0(hn::BitCast(du8, v), from));
+}
+
+// Four integers v0..v3 per 128-bit block become (v0, v2), (v1, v3), 0, 0 in 16 bits each.
 HWY_INLINE VI32 PairUp(VI32 v) {
-  const DI32 di32;
-  const VI32 low = hn::And(v, hn::Set(di32, 0xffff));
-  return hn::Or(low, hn::ShiftLeft<16>(hn::Shuffle1032(v)));
+  return PickBytes<0, 1, 8, 9, 4, 5, 12, 13, 128, 128, 128, 128, 128, 128, 128, 128>(v);
 }
 
-// Four integers per 128-bit block as bytes: lane 0 becomes (v0, v1, v2, v3).
+// Every lane becomes (v0, v2), or (v1, v3).
+HWY_INLINE VI32 EvenPairs(VI32 v) {
+  return PickBytes<0, 1, 8, 9, 0, 1, 8, 9, 0, 1, 8, 9, 0, 1, 8, 9>(v);
+}
+HWY_INLINE VI32 OddPairs(VI32 v) {
+  return PickBytes<4, 5, 12, 13, 4, 5, 12, 13, 4, 5, 12, 13, 4, 5, 12, 13>(v);
+}
+
+// They become (v0, v1, v2, v3), 0, 0, 0 in 8 bits each.
 HWY_INLINE VI32 FoursUp(VI32 v) {
-  const DI32 di32;
-  const VI32 byte = hn::And(v, hn::Set(di32, 0xff));
-  const VI32 even_odd = hn::Or(byte, hn::ShiftLeft<16>(hn::Shuffle1032(byte)));
-  return hn::Or(even_odd, hn::ShiftLeft<8>(hn::Shuffle2301(even_odd)));
+  return PickBytes<0, 4, 8, 12, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128>(v);
 }
 
-// a and z (value = a * (level - mid) + z) of slots [s, s + kLanes) in one token group. Lanes past
-// the last slot hold finite or non-finite rubbish.
-HWY_INLINE void LoadScales(const PagePlan& plan, const uint8_t* page, int group, int s, VF& a,
-                           VF& z) {
-  const DF df;
-  const uint8_t* scales = page + plan.code_bytes();
-  const int i = group * plan.slots + s;
-  if (plan.scales == ScaleFormat::kMinMax) {
-    const uint16_t* halves = reinterpret_cast<const uint16_t*>(scales);
-    a = LoadF16(halves + i);
-    z = hn::MulAdd(a, hn::Set(df, 0.5f), LoadF16(halves + plan.groups() * plan.slots + i));
-  } else {
+// Every lane becomes (v0, v1, v2, v3).
+HWY_INLINE VI32 AllFours(VI32 v) {
+  return PickBytes<0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12>(v);
+}
+
+// Integers v + 128, |v| <= kMostSplit, become their upper bytes, rounded, then lower bytes, as in
+// FoursUp, each signed: v = 256 upper + lower.
+inline constexpr int kMostSplit = 127 * 256 + 127;
+HWY_INLINE VI32 SplitUp(VI32 v_plus_128) {
+  const VI32 bytes =
+      PickBytes<1, 5, 9, 13, 0, 4, 8, 12, 128, 128, 128, 128, 128, 128, 128, 128>(v_plus_128);
+  alignas(16) static constexpr uint32_t kLower[4] = {0, 0x80808080u, 0, 0};
+  return hn::Xor(bytes, hn::BitCast(DI32(), hn::LoadDup128(DU32(), kLower)));
+}
+
+// Scales of one token group of a page that belong to channels: value = a * (level - mid) + z. What
+// it points to is at hand in loops whose stores a compiler takes for changes of the plan.
+struct ChannelScales {
+  const bool min_max;
+  const uint8_t* const scales;
+  const uint8_t* const zeros;
+  const float* const unit;
+  const float* const half;
+
+  ChannelScales(const PagePlan& plan, const uint8_t* page, int group)
+      : min_max(plan.scales == ScaleFormat::kMinMax),
+        scales(page + plan.code_bytes() + group * plan.slots * (min_max ? 2 : 1)),
+        zeros(scales + plan.groups() * plan.slots * 2),
+        unit(plan.unit.data()),
+        half(plan.half.data()) {}
+
+  // a of slots [s, s + kLanes). Lanes past the last slot hold finite or non-finite rubbish.
+  HWY_INLINE VF a(int s) const {
+    const DF df;
+    if (min_max) return LoadF16(reinterpret_cast<const uint16_t*>(scales) + s);
     // See Log8Value.
     const hn::RebindToUnsigned<DF> du;
     const hn::Rebind<uint8_t, DF> db;
-    const auto e = hn::PromoteTo(du, hn::LoadU(db, scales + i));
+    const auto e = hn::PromoteTo(du, hn::LoadU(db, scales + s));
     const auto bits = hn::ShiftLeft<20>(hn::Add(e, hn::Set(du, (127 - kLog8Bias) * 8)));
-    a = hn::Mul(hn::BitCast(df, bits), hn::LoadU(df, plan.unit.data() + s));
-    z = hn::Mul(a, hn::LoadU(df, plan.half.data() + s));
+    return hn::Mul(hn::BitCast(df, bits), hn::LoadU(df, unit + s));
   }
+
+  // z of the same slots, whose a is given.
+  HWY_INLINE VF z(int s, VF a) const {
+    const DF df;
+    if (!min_max) return hn::Mul(a, hn::LoadU(df, half + s));
+    const VF zero = LoadF16(reinterpret_cast<const uint16_t*>(zeros) + s);
+    return hn::MulAdd(a, hn::Set(df, 0.5f), zero);
+  }
+};
+
+// Whether z can be other than 0: uniform levels lie between codes.
+HWY_INLINE bool HasCentres(const PagePlan& plan) {
+  return !plan.runs.empty() && LevelsOf(plan, plan.runs[0].bits) == LevelKind::kUniform;
+}
+
+HWY_INLINE void LoadScales(const PagePlan& plan, const uint8_t* page, int group, int s, VF& a,
+                           VF& z) {
+  const ChannelScales scales(plan, page, group);
+  a = scales.a(s);
+  z = scales.z(s, a);
 }
 
 HWY_INLINE void FetchScales(const PagePlan& plan, const uint8_t* page) {

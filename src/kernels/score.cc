@@ -5,7 +5,7 @@
 // The scales are folded into the query once per page, and q_c a_c is rounded to 16 bits (8 in the
 // fast form) of the largest of them: the loop over codes is unpack, multiply and add integers. The
 // rounding of a product is at most half a unit, so a score is off by at most
-//     max_c |q_c a_c| / 65534 * sum_c |level_c - mid_c|   (/ 254 in the fast form).
+//     max_c |q_c a_c| / 65278 * sum_c |level_c - mid_c|   (/ 254 in the fast form).
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/score.cc"
 // clang-format off
@@ -29,52 +29,78 @@ namespace {
 // Rows, and vectors of tokens, whose sums fit the registers.
 constexpr int kScoreRows = PALU_IS_AVX512(HWY_TARGET) ? 8 : 4;
 constexpr int kScoreParts = 2;
-constexpr int kAheadPages = 4;  // whose scales are fetched before they are needed
+
+// How the integers of a query meet levels.
+enum class Form {
+  kPairs,       // 16 bits, two products at a time
+  kSplitBytes,  // 16 bits as upper and lower bytes, four products at a time: levels stay bytes
+  kBytes,       // the fast form: 8 bits, four products at a time
+};
+constexpr Form kAccurate = kHasByteProducts ? Form::kSplitBytes : Form::kPairs;
+// Rows of a tile. Split bytes have two sums for one.
+template <Form kForm>
+constexpr int kTileRows = kForm == Form::kSplitBytes ? kScoreRows / 2 : kScoreRows;
 
 // Some blocks and the queries that meet them, scales folded in.
 struct FoldedBlocks {
   const PagePlan& plan;
-  int64_t stride;  // of slots
+  const int64_t stride;  // of slots
   int n_blocks = 0;
   const uint8_t* codes[kFusedBlocks];
   const uint8_t* next[kFusedBlocks];   // what is fetched meanwhile
-  const int32_t* words[kFusedBlocks];  // [rows][stride], four per quad: see PairUp and FoursUp
+  const int32_t* words[kFusedBlocks];  // [rows][stride], four per quad: see Words
   const float* base[kFusedBlocks];     // [rows]
   const float* unit[kFusedBlocks];
+
+  FoldedBlocks(const PagePlan& p, int64_t n) : plan(p), stride(n) {}
 };
 
 // The scores of kRows rows for kScoreParts vectors of tokens of every block.
-template <int kRows, bool kFast>
+template <int kRows, Form kForm>
 struct ScoreTile {
-  // Even and odd levels get sums of their own where that shortens the chain of additions.
-  static constexpr int kChains = !kFast && kRows * 2 <= kScoreRows ? 2 : 1;
+  // Sums that are kept apart: bytes until the end, pairs where that shortens the chain of
+  // additions.
+  static constexpr int kChains = kForm == Form::kSplitBytes                         ? 2
+                                 : kForm == Form::kPairs && kRows * 2 <= kScoreRows ? 2
+                                                                                    : 1;
   static constexpr int kSums = kRows * kScoreParts * kChains;
   const FoldedBlocks& in;
   const int row, part;
-  VI32 sums[kFusedBlocks][kSums];  // set by Run
+  float* const out;  // of the first row and block
+  const int64_t out_stride;
+  VI32 sums[kFusedBlocks][kSums];  // between two runs of quads
 
-  ScoreTile(const FoldedBlocks& blocks, int first_row, int first_part)
-      : in(blocks), row(first_row), part(kParts == kScoreParts ? 0 : first_part) {}
+  ScoreTile(const FoldedBlocks& blocks, int first_row, int first_part, float* to, int64_t to_stride)
+      : in(blocks),
+        row(first_row),
+        part(kParts == kScoreParts ? 0 : first_part),
+        out(to),
+        out_stride(to_stride) {}
 
-  // Adds a run of quads with kBits bits.
+  // Adds a run of quads with kBits bits: the first sets the sums, the last makes scores of them.
   template <int kBits, LevelKind kKind>
   HWY_INLINE void Quads(const QuadRun& run) {
     const VU8 table = LevelTable<kBits, kKind>();
+    const bool first = run.first == 0, last = (run.first + run.count) * kQuad == in.plan.slots;
     for (int block = 0; block < in.n_blocks; ++block) {
+      VI32 sum[kSums];
+      for (int j = 0; j < kSums; ++j) sum[j] = first ? hn::Zero(DI32()) : sums[block][j];
       AddQuads<kBits, kKind>(run.count, table, in.codes[block] + run.offset,
                              in.next[block] + run.offset,
-                             in.words[block] + row * in.stride + run.first * kQuad, sums[block]);
+                             in.words[block] + row * in.stride + run.first * kQuad, sum);
+      if (last) {
+        Finish(block, sum);
+      } else {
+        for (int j = 0; j < kSums; ++j) sums[block][j] = sum[j];
+      }
     }
   }
 
   template <int kBits, LevelKind kKind>
   HWY_INLINE void AddQuads(int n, VU8 table, const uint8_t* codes, const uint8_t* next,
-                           const int32_t* words, VI32* sums_of_block) const {
-    const DI32 di32;
+                           const int32_t* words, VI32* sum) const {
     const int64_t stride = in.stride;
     const int first_part = kParts == kScoreParts ? 0 : part;
-    VI32 sum[kSums];
-    for (int j = 0; j < kSums; ++j) sum[j] = sums_of_block[j];
     for (int q = 0; q < n; ++q, codes += 16 * kBits, next += 16 * kBits, words += kQuad) {
       VU8 level[kScoreParts];
       hwy::Prefetch(next);
@@ -82,78 +108,74 @@ struct ScoreTile {
         level[j] = LoadLevels<kBits, kKind>(codes, first_part + j, table);
       }
       for (int i = 0; i < kRows; ++i) {
-        const VI32 first = hn::Set(di32, words[i * stride]);
-        VI32* const of_row = sum + i * kScoreParts * kChains;
-        if constexpr (kFast) {
-          for (int j = 0; j < kScoreParts; ++j) {
-            of_row[j] = AddFours(of_row[j], level[j], hn::BitCast(DU8(), first));
-          }
-        } else {
-          const VI16 even = hn::BitCast(DI16(), first);
-          const VI16 odd = hn::BitCast(DI16(), hn::Set(di32, words[i * stride + 1]));
-          for (int j = 0; j < kScoreParts; ++j) {
-            VI32* const chains = of_row + j * kChains;
-            chains[0] = AddPairs(chains[0], EvenLevels(level[j]), even);
-            chains[kChains - 1] = AddPairs(chains[kChains - 1], OddLevels(level[j]), odd);
-          }
-        }
+        AddRow(words + i * stride, level, sum + i * kScoreParts * kChains);
       }
     }
-    for (int j = 0; j < kSums; ++j) sums_of_block[j] = sum[j];
   }
 
-  // out: of the first row and block.
-  void Run(float* out, int64_t out_stride) {
-    const DF df;
-    for (int block = 0; block < in.n_blocks; ++block) {
-      for (VI32& sum : sums[block]) sum = hn::Zero(DI32());
-    }
-    for (const QuadRun& run : in.plan.runs) ForBits(in.plan, run, *this);
-    for (int block = 0; block < in.n_blocks; ++block, out += kBlockTokens) {
-      for (int i = 0; i < kRows; ++i) {
-        const VF base = hn::Set(df, in.base[block][row + i]);
-        const VF unit = hn::Set(df, in.unit[block][row + i]);
-        for (int j = 0; j < kScoreParts; ++j) {
-          const VI32* const chains = sums[block] + (i * kScoreParts + j) * kChains;
-          const VI32 sum = kChains > 1 ? hn::Add(chains[0], chains[kChains - 1]) : chains[0];
-          hn::StoreU(hn::MulAdd(hn::ConvertTo(df, sum), unit, base), df,
-                     out + i * out_stride + (part + j) * kLanes);
+  // One quad of one row. words: its one or two.
+  HWY_INLINE void AddRow(const int32_t* words, const VU8* level, VI32* sum) const {
+    const DI32 di32;
+    const VI32 first = hn::Set(di32, words[0]);
+    if constexpr (kForm == Form::kBytes) {
+      for (int j = 0; j < kScoreParts; ++j) {
+        sum[j] = AddFours(sum[j], level[j], hn::BitCast(DU8(), first));
+      }
+    } else {
+      const VI32 second = hn::Set(di32, words[1]);
+      for (int j = 0; j < kScoreParts; ++j, sum += kChains) {
+        VI32& last = sum[kChains - 1];
+        if constexpr (kForm == Form::kSplitBytes) {
+          sum[0] = AddFours(sum[0], level[j], hn::BitCast(DU8(), first));
+          last = AddFours(last, level[j], hn::BitCast(DU8(), second));
+        } else {
+          sum[0] = AddPairs(sum[0], EvenLevels(level[j]), hn::BitCast(DI16(), first));
+          last = AddPairs(last, OddLevels(level[j]), hn::BitCast(DI16(), second));
         }
       }
     }
+  }
+
+  HWY_INLINE static VI32 Total(const VI32* chains) {
+    if constexpr (kForm == Form::kSplitBytes) {
+      return hn::Add(hn::ShiftLeft<8>(chains[0]), chains[1]);
+    } else {
+      return kChains > 1 ? hn::Add(chains[0], chains[kChains - 1]) : chains[0];
+    }
+  }
+
+  HWY_INLINE void Finish(int block, const VI32* sum) const {
+    const DF df;
+    const float* const base = in.base[block] + row;
+    const float* const unit = in.unit[block] + row;
+    float* to = out + block * kBlockTokens + part * kLanes;
+    for (int i = 0; i < kRows; ++i, to += out_stride) {
+      const VF vbase = hn::Set(df, base[i]), vunit = hn::Set(df, unit[i]);
+      for (int j = 0; j < kScoreParts; ++j, sum += kChains) {
+        hn::StoreU(hn::MulAdd(hn::ConvertTo(df, Total(sum)), vunit, vbase), df, to + j * kLanes);
+      }
+    }
+  }
+
+  void Run() {
+    for (const QuadRun& run : in.plan.runs) ForBits(in.plan, run, *this);
   }
 };
 
-template <int kRows, bool kFast>
+template <int kRows, Form kForm>
 void ScoreBlocks(const FoldedBlocks& in, int row, float* out, int64_t out_stride) {
+  using Tile = ScoreTile<kRows, kForm>;
   for (int part = 0; part < kParts; part += kScoreParts) {
-    ScoreTile<kRows, kFast>(in, row, part).Run(out, out_stride);
-  }
-}
-
-// ScoreBlocks<rows>, rows <= kMost.
-template <int kMost, bool kFast>
-HWY_INLINE void ScoreBlocksOf(int rows, const FoldedBlocks& in, int row, float* out,
-                              int64_t out_stride) {
-  if (rows == kMost) {
-    ScoreBlocks<kMost, kFast>(in, row, out, out_stride);
-  } else if constexpr (kMost > 1) {
-    ScoreBlocksOf<kMost - 1, kFast>(rows, in, row, out, out_stride);
+    Tile(in, row, part, out, out_stride).Run();
   }
 }
 
 // All rows, in passes of near equal size.
-void ScoreRows(const FoldedBlocks& in, int rows, bool fast, float* out, int64_t out_stride) {
-  const int passes = (rows + kScoreRows - 1) / kScoreRows;
-  for (int pass = 0, row = 0; pass < passes; ++pass) {
-    const int n = (rows - row) / (passes - pass);
-    if (kHasByteProducts && fast) {
-      ScoreBlocksOf<kScoreRows, kHasByteProducts>(n, in, row, out + row * out_stride, out_stride);
-    } else {
-      ScoreBlocksOf<kScoreRows, false>(n, in, row, out + row * out_stride, out_stride);
-    }
-    row += n;
-  }
+template <Form kForm>
+void ScoreRows(const FoldedBlocks& in, int rows, float* out, int64_t out_stride) {
+  ForPasses<kTileRows<kForm>>(rows, [&](auto n, int row) HWY_ATTR {
+    ScoreBlocks<n, kForm>(in, row, out + row * out_stride, out_stride);
+  });
 }
 
 // Queries with their channels in slots: [rows][stride], zeros in empty slots and after the last.
@@ -162,76 +184,127 @@ void GatherQueries(const ScoreArgs& args, int64_t stride, float* slots) {
   for (int i = 0; i < args.rows; ++i) {
     const float* const q = args.q + i * args.q_stride;
     float* const to = slots + i * stride;
-    for (int s = 0; s < plan.slots; ++s) to[s] = plan.channel[s] < 0 ? 0.0f : q[plan.channel[s]];
+    if (plan.in_order) {
+      std::memcpy(to, q, static_cast<size_t>(plan.slots) * sizeof(float));
+    } else {
+      for (int s = 0; s < plan.slots; ++s) to[s] = plan.channel[s] < 0 ? 0.0f : q[plan.channel[s]];
+    }
     for (int64_t s = plan.slots; s < stride; ++s) to[s] = 0.0f;
   }
 }
 
-// What queries become for one page (of one token group).
-struct FoldTask {
+// Four integers per 128-bit block as AddRow wants them. kSplitBytes: 128 more than they are.
+template <Form kForm>
+HWY_INLINE VI32 Words(VI32 v) {
+  if constexpr (kForm == Form::kPairs) return PairUp(v);
+  return kForm == Form::kBytes ? FoursUp(v) : SplitUp(v);
+}
+
+// Four mids (0..128) per 128-bit block as they meet Words.
+template <Form kForm>
+HWY_INLINE VI32 MidWords(VI32 v) {
+  if constexpr (kForm == Form::kPairs) return PairUp(v);
+  const VI32 bytes = FoursUp(v);
+  return kForm == Form::kBytes ? bytes : hn::Broadcast<0>(bytes);
+}
+
+// Folds scales into queries, for some pages at once: what is done to one page is a long chain of
+// dependent operations, so every step is done to all of them before the next.
+template <int kRows, Form kForm>
+struct Fold {
+  static constexpr int kPadded = (kFusedBlocks * kRows + 3) / 4 * 4;
   const PagePlan& plan;
-  int64_t stride;   // of slots
-  const float* q;   // [rows][stride] in slots
-  float* products;  // as large, overwritten
-  int32_t* words;   // as large
-  float* base;      // [kMaxFusedRows]
-  float* unit;      // [kMaxFusedRows]
+  const int64_t stride;              // of slots
+  const float* const q;              // [rows][stride] in slots
+  const int32_t* const mids;         // [stride]: MidWords
+  int32_t* const words;              // [page][rows][stride]; products meanwhile
+  float* const base;                 // [page][rows], kPadded
+  float* const unit;                 // as large
+  VF most[kPadded], bases[kPadded];  // by page and row, set by Run
+
+  Fold(const PagePlan& p, int64_t n, const float* queries, const int32_t* mid_words,
+       int32_t* to_words, float* to_base, float* to_unit)
+      : plan(p),
+        stride(n),
+        q(queries),
+        mids(mid_words),
+        words(to_words),
+        base(to_base),
+        unit(to_unit) {}
+
+  // Products with the scales of a page, the largest of them, and the share of z. first: row of it.
+  HWY_INLINE void Multiply(const uint8_t* page, bool has_centres, int first) {
+    const DF df;
+    const ChannelScales scales(plan, page, 0);
+    const int slots = plan.slots;
+    const int64_t n = stride;
+    const float* from = q;
+    float* to = reinterpret_cast<float*>(words + first * n);
+    VF largest[kRows], sum[kRows];
+    for (int i = 0; i < kRows; ++i) largest[i] = sum[i] = hn::Zero(df);
+    for (int s = 0; s < slots; s += kLanes, from += kLanes, to += kLanes) {
+      const bool partial = slots - s < kLanes;  // zeros of q would not stop what lies beyond
+      const auto valid = hn::FirstN(df, static_cast<size_t>(slots - s));
+      VF a = scales.a(s);
+      if (partial) a = hn::IfThenElseZero(valid, a);
+      for (int i = 0; i < kRows; ++i) {
+        const VF product = hn::Mul(hn::LoadU(df, from + i * n), a);
+        hn::StoreU(product, df, to + i * n);
+        largest[i] = MaxAbs(largest[i], product);
+      }
+      if (!has_centres) continue;
+      VF z = scales.z(s, a);
+      if (partial) z = hn::IfThenElseZero(valid, z);
+      for (int i = 0; i < kRows; ++i) sum[i] = hn::MulAdd(hn::LoadU(df, from + i * n), z, sum[i]);
+    }
+    for (int i = 0; i < kRows; ++i) most[first + i] = largest[i], bases[first + i] = sum[i];
+  }
+
+  // Products of one row and page as integers, and what the mids make of them taken from its base.
+  HWY_INLINE void Round(int j, VF inverse, VF unit_of_row) {
+    const DF df;
+    const DI32 di32;
+    const int slots = plan.slots;
+    const int32_t* const mid_words = mids;
+    int32_t* const to = words + j * stride;
+    const VF more = hn::Set(df, kForm == Form::kSplitBytes ? 128.0f : 0.0f);
+    VI32 sum = hn::Zero(di32);
+    for (int s = 0; s < slots; s += kLanes) {
+      const VF product = hn::LoadU(df, reinterpret_cast<const float*>(to) + s);
+      const VI32 word = Words<kForm>(RoundToInt(hn::MulAdd(product, inverse, more)));
+      const VI32 mid = hn::LoadU(di32, mid_words + s);
+      if constexpr (kForm == Form::kPairs) {
+        sum = AddPairs(sum, hn::BitCast(DI16(), word), hn::BitCast(DI16(), mid));
+      } else {
+        sum = AddFours(sum, hn::BitCast(DU8(), mid), hn::BitCast(DU8(), word));
+      }
+      hn::StoreU(word, di32, to + s);
+    }
+    alignas(16) static constexpr float kSplit[4] = {256, 1, 0, 0};
+    const VF scale =
+        kForm == Form::kSplitBytes ? hn::Mul(unit_of_row, hn::LoadDup128(df, kSplit)) : unit_of_row;
+    bases[j] = hn::NegMulAdd(hn::ConvertTo(df, sum), scale, bases[j]);
+  }
+
+  void Run(const uint8_t* const* pages, int n_pages) {
+    const DF df;
+    const hn::CappedTag<float, 4> d4;
+    const bool has_centres = HasCentres(plan);
+    const int n = n_pages * kRows;
+    float inverse[kPadded];
+    for (int p = 0; p < n_pages; ++p) Multiply(pages[p], has_centres, p * kRows);
+    for (int j = n; j < kPadded && j < n + 3; ++j) most[j] = bases[j] = hn::Zero(df);
+    const float range = kForm == Form::kBytes ? 127.0f
+                        : kForm == Form::kSplitBytes
+                            ? static_cast<float>(Least(plan.most_query, kMostSplit))
+                            : static_cast<float>(plan.most_query);
+    for (int j = 0; j < n; j += 4) {
+      IntegerUnits(MaxesOfLanes(most + j), range, inverse + j, unit + j);
+    }
+    for (int j = 0; j < n; ++j) Round(j, hn::Set(df, inverse[j]), hn::Set(df, unit[j]));
+    for (int j = 0; j < n; j += 4) hn::StoreU(SumsOfLanes(bases + j), d4, base + j);
+  }
 };
-
-template <int kRows, bool kFast>
-void FoldScales(const FoldTask& task, const uint8_t* page) {
-  const DF df;
-  const hn::CappedTag<float, 4> d4;
-  const PagePlan& plan = task.plan;
-  const int64_t stride = task.stride;
-  constexpr int kPadded = (kRows + 3) / 4 * 4;
-  VF base[kPadded], most[kPadded];
-  for (int i = 0; i < kPadded; ++i) base[i] = most[i] = hn::Zero(df);
-  for (int s = 0; s < plan.slots; s += kLanes) {
-    VF a, z;
-    LoadScales(plan, page, 0, s, a, z);
-    if (plan.slots - s < kLanes) {  // beyond the last slot lies what zeros of q would not stop
-      const auto valid = hn::FirstN(df, static_cast<size_t>(plan.slots - s));
-      a = hn::IfThenElseZero(valid, a), z = hn::IfThenElseZero(valid, z);
-    }
-    for (int i = 0; i < kRows; ++i) {
-      const VF query = hn::LoadU(df, task.q + i * stride + s), product = hn::Mul(query, a);
-      hn::StoreU(product, df, task.products + i * stride + s);
-      base[i] = hn::MulAdd(query, z, base[i]);
-      most[i] = hn::Max(most[i], hn::Abs(product));
-    }
-  }
-  alignas(16) float inverse[kPadded];
-  const float range = static_cast<float>(kFast ? 127 : plan.most_query);
-  for (int i = 0; i < kPadded; i += 4) {
-    IntegerUnits(MaxesOfLanes(most + i), range, inverse + i, task.unit + i);
-  }
-  VF mids[kRows];
-  for (VF& mid : mids) mid = hn::Zero(df);
-  for (int s = 0; s < plan.slots; s += kLanes) {
-    const VF mid = hn::LoadU(df, plan.mid.data() + s);
-    for (int i = 0; i < kRows; ++i) {
-      const VF product = hn::LoadU(df, task.products + i * stride + s);
-      const VI32 rounded = RoundToInt(hn::Mul(product, hn::Set(df, inverse[i])));
-      mids[i] = hn::MulAdd(hn::ConvertTo(df, rounded), mid, mids[i]);
-      hn::StoreU(kFast ? FoursUp(rounded) : PairUp(rounded), DI32(), task.words + i * stride + s);
-    }
-  }
-  for (int i = 0; i < kRows; ++i) {
-    base[i] = hn::NegMulAdd(mids[i], hn::Set(df, task.unit[i]), base[i]);
-  }
-  for (int i = 0; i < kPadded; i += 4) hn::StoreU(SumsOfLanes(base + i), d4, task.base + i);
-}
-
-// FoldScales<rows>, rows <= kMost.
-template <int kMost, bool kFast>
-HWY_INLINE void FoldScalesOf(int rows, const FoldTask& task, const uint8_t* page) {
-  if (rows == kMost) {
-    FoldScales<kMost, kFast>(task, page);
-  } else if constexpr (kMost > 1) {
-    FoldScalesOf<kMost - 1, kFast>(rows, task, page);
-  }
-}
 
 // Scales change within a block (groups of 8 and 16 tokens, scales per token), or the codes are in
 // order for sums: channels are decoded first.
@@ -259,55 +332,89 @@ void ScoreDecoded(const ScoreArgs& args, const uint8_t* page, int block, float* 
   }
 }
 
+// Pages whose scales hold for whole blocks.
+template <Form kForm>
+struct PageScores {
+  static constexpr int kMostSums = kFusedBlocks * kMaxFusedRows;
+  const ScoreArgs& args;
+  const PagePlan& plan;
+  const int64_t stride;                    // of slots
+  float* const q;                          // [rows][stride] in slots
+  int32_t* const mids;                     // [stride]
+  int32_t* const words;                    // [page][rows][stride]
+  float base[kMostSums], unit[kMostSums];  // [page][rows]
+
+  explicit PageScores(const ScoreArgs& a)
+      : args(a),
+        plan(*a.run.plan),
+        stride(plan.slots + kChannelPadding),
+        q(a.scratch),
+        mids(reinterpret_cast<int32_t*>(q + a.rows * stride)),
+        words(mids + stride) {}
+
+  // Folds the scales of n pages and scores blocks [begin, end) of each.
+  void Step(int first_page, int n, int begin, int end) {
+    const int64_t blocks = plan.blocks();
+    const uint8_t* const* const pages = args.run.pages + first_page;
+    const int left = args.run.n_pages - first_page;  // from here on
+    FoldedBlocks in(plan, stride);
+    for (int p = 0; p < n; ++p) {
+      const uint8_t* const next = pages[p + kFusedBlocks < left ? p + kFusedBlocks : p];
+      for (int b = begin; b < end; ++b) {
+        const int i = in.n_blocks++;
+        in.codes[i] = pages[p] + static_cast<size_t>(b) * plan.block_bytes;
+        in.next[i] = next + static_cast<size_t>(b) * plan.block_bytes;
+        in.words[i] = words + p * args.rows * stride;
+        in.base[i] = base + p * args.rows;
+        in.unit[i] = unit + p * args.rows;
+      }
+    }
+    // Scales lie apart from the codes: nothing else has fetched them.
+    for (int p = n; p < 2 * n && p < left; ++p) FetchScales(plan, pages[p]);
+    ForRows<kMaxFusedRows>(args.rows, [&](auto rows) HWY_ATTR {
+      Fold<rows, kForm>(plan, stride, q, mids, words, base, unit).Run(pages, n);
+    });
+    ScoreRows<kForm>(in, args.rows, args.out + (first_page * blocks + begin) * kBlockTokens,
+                     args.out_stride);
+  }
+
+  void Run() {
+    const DF df;
+    const DI32 di32;
+    GatherQueries(args, stride, q);
+    for (int s = 0; s < plan.slots; s += kLanes) {
+      hn::StoreU(MidWords<kForm>(RoundToInt(hn::LoadU(df, plan.mid.data() + s))), di32, mids + s);
+    }
+    const int blocks = plan.blocks(), n_pages = args.run.n_pages;
+    const int step = blocks < kFusedBlocks ? kFusedBlocks / blocks : 1;
+    for (int p = 0; p < n_pages; p += step) {
+      for (int b = 0; b < blocks; b += kFusedBlocks) {
+        Step(p, Least(step, n_pages - p), b, Least(b + kFusedBlocks, blocks));
+      }
+    }
+  }
+};
+
 void Score(const ScoreArgs& args) {
   const PagePlan& plan = *args.run.plan;
   if (plan.raw) return plan.bits[0] == 16 ? ScoreRaw<16>(args) : ScoreRaw<32>(args);
-  if (plan.groups() > 1 || plan.token_scaled() || plan.order != CodeOrder::kForScores) {
+  if (plan.slots == 0 || plan.groups() > 1 || plan.token_scaled() ||
+      plan.order != CodeOrder::kForScores) {
     for (int b = 0; b < args.run.n_pages * plan.blocks(); ++b) {
       ScoreDecoded(args, args.run.pages[b / plan.blocks()], b % plan.blocks(),
                    args.out + b * kBlockTokens);
     }
     return;
   }
-  const bool fast = args.fast && kHasByteProducts;
-  const int64_t stride = plan.slots + kChannelPadding, blocks = plan.blocks();
-  float* const q = args.scratch;
-  float* const products = q + args.rows * stride;
-  int32_t* const words = reinterpret_cast<int32_t*>(products + args.rows * stride);
+  const size_t page_bytes = plan.page_bytes();
   for (int p = 0; p < args.run.n_pages && p < kFusedBlocks; ++p) {
     // All of it: what ScoreTile fetches on the way is as far ahead.
-    for (size_t i = 0; i < plan.page_bytes(); i += 64) hwy::Prefetch(args.run.pages[p] + i);
+    for (size_t i = 0; i < page_bytes; i += 64) hwy::Prefetch(args.run.pages[p] + i);
   }
-  GatherQueries(args, stride, q);
-  const int64_t n_blocks = args.run.n_pages * blocks;
-  for (int64_t first = 0; first < n_blocks; first += kFusedBlocks) {
-    FoldedBlocks in{plan, stride};
-    float base[kFusedBlocks][kMaxFusedRows], unit[kFusedBlocks][kMaxFusedRows];
-    for (int64_t b = first; b < n_blocks && b < first + kFusedBlocks; ++b) {
-      const int i = in.n_blocks++;
-      const int64_t page = b / blocks, at = b % blocks * plan.block_bytes;
-      const bool new_page = i == 0 || b % blocks == 0;
-      in.codes[i] = args.run.pages[page] + at;
-      in.next[i] = page + kFusedBlocks < args.run.n_pages ? args.run.pages[page + kFusedBlocks] + at
-                                                          : in.codes[i];
-      in.words[i] = new_page ? words + i * args.rows * stride : in.words[i - 1];
-      in.base[i] = new_page ? base[i] : in.base[i - 1];
-      in.unit[i] = new_page ? unit[i] : in.unit[i - 1];
-      if (!new_page) continue;
-      // Scales lie apart from the codes: nothing else has fetched them.
-      if (page + kAheadPages < args.run.n_pages) {
-        FetchScales(plan, args.run.pages[page + kAheadPages]);
-      }
-      const FoldTask task{plan,    stride, q, products, words + i * args.rows * stride,
-                          base[i], unit[i]};
-      if (kHasByteProducts && fast) {
-        FoldScalesOf<kMaxFusedRows, kHasByteProducts>(args.rows, task, args.run.pages[page]);
-      } else {
-        FoldScalesOf<kMaxFusedRows, false>(args.rows, task, args.run.pages[page]);
-      }
-    }
-    ScoreRows(in, args.rows, fast, args.out + first * kBlockTokens, args.out_stride);
+  if constexpr (kHasByteProducts) {
+    if (args.fast) return PageScores<Form::kBytes>(args).Run();
   }
+  PageScores<kAccurate>(args).Run();
 }
 
 void AddScoreTarget(KernelTable& table) {

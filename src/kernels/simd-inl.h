@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "hwy/highway.h"
 #include "kernels/targets.h"
@@ -58,6 +59,29 @@ HWY_INLINE void StoreFirst(VF v, float* to, int64_t n) {
   hn::Store(v, df, lanes);
   std::memcpy(to, lanes, static_cast<size_t>(n) * sizeof(float));
 }
+
+// f(n) with a constant that equals n, 1..kMost.
+template <int kMost, typename F>
+HWY_INLINE void ForRows(int n, const F& f) {
+  if (n == kMost) {
+    f(std::integral_constant<int, kMost>());
+  } else if constexpr (kMost > 1) {
+    ForRows<kMost - 1>(n, f);
+  }
+}
+
+// f(n, first row) over all rows in passes of near equal size, at most kMost; n is a constant.
+template <int kMost, typename F>
+HWY_INLINE void ForPasses(int rows, const F& f) {
+  const int passes = (rows + kMost - 1) / kMost;
+  for (int pass = 0, row = 0; pass < passes; ++pass) {
+    const int n = (rows - row) / (passes - pass);
+    ForRows<kMost>(n, [&](auto constant) HWY_ATTR { f(constant, row); });
+    row += n;
+  }
+}
+
+HWY_INLINE int Least(int a, int b) { return a < b ? a : b; }
 
 // Sum of the 128-bit blocks of a vector, halves first.
 template <class D, class V>
@@ -121,6 +145,15 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<DF>> RoundToInt(VF v) {
   return VI{_mm_cvtps_epi32(v.raw)};
 #else
   return hn::NearestInt(v);
+#endif
+}
+
+// The larger magnitude; so is `largest` not negative.
+HWY_INLINE VF MaxAbs(VF largest, VF v) {
+#if PALU_IS_AVX512(HWY_TARGET)
+  return VF{_mm512_range_ps(largest.raw, v.raw, 11)};  // 3: by magnitude, 8: without its sign
+#else
+  return hn::Max(largest, hn::Abs(v));
 #endif
 }
 
