@@ -9,6 +9,7 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <new>
 #include <random>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "codec/page_plan.h"
+#include "fit/rotated_mean.h"
 #include "kernels/kernels.h"
 
 namespace palu {
@@ -170,6 +172,27 @@ void Accumulate(benchmark::State& state, const KernelTable& kernels, const Mix& 
   Report(state, caches.plan);
 }
 
+// Rotated means of one head's 32 planes (RoPE's frequencies of base 10,000) over 1,024 tokens.
+void WaveScores(benchmark::State& state, const KernelTable& kernels, int rows) {
+  constexpr int kPlanes = 32, kRun = kWaveBlocks * kWaveBlock;
+  std::vector<float> frequencies;
+  for (int i = 0; i < kPlanes; ++i) frequencies.push_back(std::pow(1e4f, -1.0f * i / kPlanes));
+  Waves waves;
+  waves.Prepare(frequencies);
+  const Floats q = Normal(static_cast<size_t>(rows) * 2 * kPlanes);
+  Floats out(static_cast<size_t>(rows) * kRun);
+  for (auto _ : state) {
+    std::fill(out.begin(), out.end(), 0.0f);
+    kernels.wave_scores({.plan = &waves.plan(),
+                         .q = q.data(),
+                         .rows = rows,
+                         .n_blocks = kWaveBlocks,
+                         .out = out.data(),
+                         .out_stride = kRun});
+    benchmark::ClobberMemory();
+  }
+}
+
 void Gemm(benchmark::State& state, const KernelTable& kernels, int m, int n, int k) {
   const auto a = Normal(static_cast<size_t>(m) * k), b = Normal(static_cast<size_t>(k) * n);
   Floats c(static_cast<size_t>(m) * n);
@@ -260,6 +283,9 @@ void RegisterAll() {
       benchmark::RegisterBenchmark(("Gemm" + name).c_str(), Gemm, *kernels, m, n, k)
           ->Unit(benchmark::kMicrosecond);
     }
+    benchmark::RegisterBenchmark(("WaveScores" + target + "/rows:3").c_str(), WaveScores, *kernels,
+                                 3)
+        ->Unit(benchmark::kMicrosecond);
     benchmark::RegisterBenchmark(("ExpSum" + target).c_str(), ExpSum, *kernels)
         ->Unit(benchmark::kMicrosecond);
   }

@@ -60,28 +60,46 @@ struct BlockCoefficients {
   }
 };
 
-// out[t] += score(t) for the 32 tokens of the block in lane `lane`.
-HWY_INLINE void AddBlock(const WavePlan& plan, const BlockCoefficients& c, int lane, float* out) {
+// Blocks whose sums are made side by side: they share the loads of the tables, and their chains of
+// additions overlap.
+constexpr int kTogether = 4;
+
+// out[t] += score(t) for the 32 tokens of each of the n (1..kTogether) blocks from lane `lane` on.
+HWY_INLINE void AddBlocks(const WavePlan& plan, const BlockCoefficients& c, int lane, int n,
+                          float* out) {
   const DF df;
+  const size_t n_fast = plan.fast.size();
   for (int j = 0; j < kWaveHalf; j += kLanes) {
     const VF x = hn::Add(hn::Iota(df, static_cast<float>(j)), hn::Set(df, 0.5f));
     const VF y = hn::Mul(x, hn::Set(df, 1.0f / kWaveHalf)), y2 = hn::Mul(y, y);
-    const auto polynomial = [&](const float(*terms)[kLanes]) HWY_ATTR {
-      const VF last = hn::MulAdd(hn::Set(df, terms[2][lane]), y2, hn::Set(df, terms[1][lane]));
-      return hn::MulAdd(last, y2, hn::Set(df, terms[0][lane]));
-    };
-    VF even = polynomial(c.even), odd = hn::Mul(y, polynomial(c.odd));
-    for (size_t f = 0; f < plan.fast.size(); ++f) {
-      const float* const cosines = &plan.cos_near[f * kWaveHalf + static_cast<size_t>(j)];
-      const float* const sines = &plan.sin_near[f * kWaveHalf + static_cast<size_t>(j)];
-      even = hn::MulAdd(hn::Set(df, c.a[f][lane]), hn::LoadU(df, cosines), even);
-      odd = hn::MulAdd(hn::Set(df, c.b[f][lane]), hn::LoadU(df, sines), odd);
+    VF even[kTogether], odd[kTogether];
+    for (int l = 0; l < kTogether; ++l) {
+      const auto polynomial = [&](const float(*terms)[kLanes]) HWY_ATTR {
+        const float* const of_block = terms[0] + lane + l;
+        const VF last =
+            hn::MulAdd(hn::Set(df, of_block[2 * kLanes]), y2, hn::Set(df, of_block[kLanes]));
+        return hn::MulAdd(last, y2, hn::Set(df, of_block[0]));
+      };
+      even[l] = polynomial(c.even);
+      odd[l] = hn::Mul(y, polynomial(c.odd));
     }
-    float* const right = out + kWaveHalf + j;
-    float* const left = out + kWaveHalf - j - kLanes;
-    hn::StoreU(hn::Add(hn::LoadU(df, right), hn::Add(even, odd)), df, right);
-    const VF mirrored = hn::Reverse(df, hn::Sub(even, odd));
-    hn::StoreU(hn::Add(hn::LoadU(df, left), mirrored), df, left);
+    const float* cosines = plan.cos_near.data() + j;
+    const float* sines = plan.sin_near.data() + j;
+    for (size_t f = 0; f < n_fast; ++f, cosines += kWaveHalf, sines += kWaveHalf) {
+      const VF cosine = hn::LoadU(df, cosines), sine = hn::LoadU(df, sines);
+      for (int l = 0; l < kTogether; ++l) {
+        even[l] = hn::MulAdd(cosine, hn::Set(df, c.a[f][lane + l]), even[l]);
+        odd[l] = hn::MulAdd(sine, hn::Set(df, c.b[f][lane + l]), odd[l]);
+      }
+    }
+    for (int l = 0; l < kTogether; ++l) {
+      if (l >= n) break;
+      float* const right = out + l * kWaveBlock + kWaveHalf + j;
+      float* const left = out + l * kWaveBlock + kWaveHalf - j - kLanes;
+      hn::StoreU(hn::Add(hn::LoadU(df, right), hn::Add(even[l], odd[l])), df, right);
+      const VF mirrored = hn::Reverse(df, hn::Sub(even[l], odd[l]));
+      hn::StoreU(hn::Add(hn::LoadU(df, left), mirrored), df, left);
+    }
   }
 }
 
@@ -92,9 +110,10 @@ void WaveScores(const WaveArgs& args) {
     const float* const q = args.q + static_cast<int64_t>(i) * 2 * plan.planes;
     for (int first = 0; first < args.n_blocks; first += kLanes) {
       coefficients.Make(plan, q, first);
-      for (int lane = 0; lane < kLanes && first + lane < args.n_blocks; ++lane) {
-        AddBlock(plan, coefficients, lane,
-                 args.out + i * args.out_stride + (first + lane) * kWaveBlock);
+      const int left = args.n_blocks - first;
+      for (int lane = 0; lane < kLanes && lane < left; lane += kTogether) {
+        AddBlocks(plan, coefficients, lane, left - lane < kTogether ? left - lane : kTogether,
+                  args.out + i * args.out_stride + (first + lane) * kWaveBlock);
       }
     }
   }
