@@ -75,15 +75,17 @@ struct LevelTask {
   }
 };
 
-HWY_INLINE void QuadLevels(const PagePlan& plan, const uint8_t* page, int block, int quad,
-                           float* out) {
+// Out of line, as are the scales: all bits of all kinds are long to compile, and a call is little
+// beside 128 values.
+HWY_NOINLINE HWY_MAYBE_UNUSED void QuadLevels(const PagePlan& plan, const uint8_t* page, int block,
+                                              int quad, float* out) {
   LevelTask task{plan, page + static_cast<size_t>(block) * plan.block_bytes, quad, out};
   ForBits(plan, plan.run_of(quad * kQuad), task);
 }
 
 // x[lane][token] = a * x + z for one quad of a block, whatever the scales belong to.
-HWY_INLINE void ApplyScales(const PagePlan& plan, const uint8_t* page, int block, int quad,
-                            float* x) {
+HWY_NOINLINE HWY_MAYBE_UNUSED void ApplyScales(const PagePlan& plan, const uint8_t* page, int block,
+                                               int quad, float* x) {
   const hn::CappedTag<float, 8> d;  // a group of 8 is half an AVX-512 vector
   const DF df;
   alignas(64) float a[kBlockTokens], z[kBlockTokens];

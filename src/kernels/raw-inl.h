@@ -62,32 +62,18 @@ void ScoreRawBlock(int rank, const uint8_t* codes, const uint8_t* next, const fl
   }
 }
 
-template <int kBits, int kMost>
-HWY_INLINE void ScoreRawRows(int rows, int rank, const uint8_t* codes, const uint8_t* next,
-                             const float* q, int64_t q_stride, float* out, int64_t out_stride) {
-  if (rows == kMost) {
-    ScoreRawBlock<kBits, kMost>(rank, codes, next, q, q_stride, out, out_stride);
-  } else if constexpr (kMost > 1) {
-    ScoreRawRows<kBits, kMost - 1>(rows, rank, codes, next, q, q_stride, out, out_stride);
-  }
-}
-
 template <int kBits>
 void ScoreRaw(const ScoreArgs& args) {
   const PagePlan& plan = *args.run.plan;
-  const int passes = (args.rows + kRawRows - 1) / kRawRows;
   for (int b = 0; b < args.run.n_pages * plan.blocks(); ++b) {
     const int p = b / plan.blocks();
     const size_t at = static_cast<size_t>(b % plan.blocks()) * plan.block_bytes;
     const uint8_t* const codes = args.run.pages[p] + at;
     const uint8_t* const next = p + 1 < args.run.n_pages ? args.run.pages[p + 1] + at : codes;
-    for (int pass = 0, row = 0; pass < passes; ++pass) {
-      const int n = (args.rows - row) / (passes - pass);
-      ScoreRawRows<kBits, kRawRows>(
-          n, plan.rank, codes, next, args.q + row * args.q_stride, args.q_stride,
-          args.out + row * args.out_stride + b * kBlockTokens, args.out_stride);
-      row += n;
-    }
+    ForPasses<kRawRows>(args.rows, [&](auto n, int row) HWY_ATTR {
+      ScoreRawBlock<kBits, n>(plan.rank, codes, next, args.q + row * args.q_stride, args.q_stride,
+                              args.out + row * args.out_stride + b * kBlockTokens, args.out_stride);
+    });
   }
 }
 
@@ -151,34 +137,21 @@ void AccumulateRawRun(int rank, const RawRun& run, const float* p, int64_t p_str
   if (c < rank) AddRawChannels<kBits, kRows, 1>(run, c, tile, acc, acc_stride);
 }
 
-template <int kBits, int kMost>
-HWY_INLINE void AccumulateRawRows(int rows, int rank, const RawRun& run, const float* p,
-                                  int64_t p_stride, float* acc, int64_t acc_stride) {
-  if (rows == kMost) {
-    AccumulateRawRun<kBits, kMost>(rank, run, p, p_stride, acc, acc_stride);
-  } else if constexpr (kMost > 1) {
-    AccumulateRawRows<kBits, kMost - 1>(rows, rank, run, p, p_stride, acc, acc_stride);
-  }
-}
-
 template <int kBits>
 void AccumulateRaw(const AccumulateArgs& args) {
   const PagePlan& plan = *args.run.plan;
   const int blocks = args.run.n_pages * plan.blocks();
-  const int passes = (args.rows + kRawRows - 1) / kRawRows;
   for (int first = 0; first < blocks; first += kRawRun) {
     RawRun run;
     for (int b = first; b < blocks && b < first + kRawRun; ++b) {
       run.codes[run.n_blocks++] = args.run.pages[b / plan.blocks()] +
                                   static_cast<size_t>(b % plan.blocks()) * plan.block_bytes;
     }
-    for (int pass = 0, row = 0; pass < passes; ++pass) {
-      const int n = (args.rows - row) / (passes - pass);
-      AccumulateRawRows<kBits, kRawRows>(
-          n, plan.rank, run, args.p + row * args.p_stride + first * kBlockTokens, args.p_stride,
-          args.acc + row * args.acc_stride, args.acc_stride);
-      row += n;
-    }
+    ForPasses<kRawRows>(args.rows, [&](auto n, int row) HWY_ATTR {
+      AccumulateRawRun<kBits, n>(plan.rank, run,
+                                 args.p + row * args.p_stride + first * kBlockTokens, args.p_stride,
+                                 args.acc + row * args.acc_stride, args.acc_stride);
+    });
   }
 }
 
