@@ -64,6 +64,7 @@ KvBuffer::KvBuffer(const Host& host, uint8_t* base, size_t size)
     : host_(host), base_(base), size_(size) {}
 
 KvBuffer::~KvBuffer() {
+  if (built_) Say("cache freed: " + Describe(Report()));
   if (!sides_.empty()) {
     const std::lock_guard guard(buffers_mutex);
     buffers.erase(this);

@@ -48,8 +48,7 @@ std::string Name(const Host& host, const ggml_tensor* t) {
 
 // Rows of whole tokens; values of a cache without flash attention come one by one.
 bool WritesTokens(const ggml_tensor* t) {
-  return t->ne[0] == RootOf(t)->ne[0] && t->src[0]->ne[0] == t->ne[0] &&
-         t->src[0]->type == GGML_TYPE_F32 && t->src[0]->nb[0] == sizeof(float);
+  return t->ne[0] == RootOf(t)->ne[0] && t->src[0]->ne[0] == t->ne[0];
 }
 
 void LearnRope(const Host& host, const Kv& kv, const ggml_tensor* t) {
@@ -188,6 +187,11 @@ bool Supports(const Host& host, const ggml_tensor* t) {
   if (IsKv(t) && op == ops.set_rows) {
     if (!WritesTokens(t)) {
       Refuse("needs flash attention: start with -fa on (it is off, or this model cannot have it)");
+    }
+    if (t->src[0]->type != GGML_TYPE_F32 || t->src[0]->nb[0] != sizeof(float)) {
+      Refuse(
+          "this model writes rows into its cache that are not f32, which palu does not know; run "
+          "without --device PALU");
     }
     if (const Kv target = Find(t)) LearnRope(host, target, t);
     return true;

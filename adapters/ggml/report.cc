@@ -50,16 +50,17 @@ void Refuse(const std::string& text) {
   std::_Exit(1);
 }
 
-std::string Summary() {
-  std::string out;
-  for (const KvReport& r : AllReports()) {
-    if (!out.empty()) out += "\n";
-    out += std::to_string(r.layers) + " layers, " + std::to_string(r.streams) + " x " +
-           std::to_string(r.cells) + " cells, " + std::to_string(r.tokens) +
-           " in use: " + Mib(r.bytes) + " now, " + Mib(r.peak_bytes) + " at most; as f16 " +
-           Mib(r.fp16_bytes);
-  }
-  return out.empty() ? "no cache in use" : out;
+std::string Describe(const KvReport& r) {
+  return std::to_string(r.layers) + " layers, " + std::to_string(r.streams) + " x " +
+         std::to_string(r.cells) + " cells, " + std::to_string(r.tokens) +
+         " in use: " + Mib(r.bytes) + " now, " + Mib(r.peak_bytes) + " at most; as f16 " +
+         Mib(r.fp16_bytes);
+}
+
+void SaySummary() {
+  const std::vector<KvReport> reports = AllReports();
+  if (reports.empty()) Say("no cache in use");
+  for (const KvReport& report : reports) Say(Describe(report));
 }
 
 void InstallSummarySignal() {
@@ -71,7 +72,7 @@ void InstallSummarySignal() {
     char byte;
     while (true) {
       const ssize_t n = read(wake_pipe[0], &byte, 1);
-      if (n == 1) Say(Summary());
+      if (n == 1) SaySummary();
       if (n == 0) return;
     }
   }).detach();

@@ -8,6 +8,8 @@
 
 namespace palu::ggml {
 
+struct KvReport;  // kv_buffer.h
+
 // One line on stderr: "palu: text".
 void Say(const std::string& text);
 
@@ -22,8 +24,8 @@ void Tell(std::string_view event, const std::string& text);
 
 // Prints the totals of all caches at SIGUSR1, if nobody else handles that signal.
 void InstallSummarySignal();
-// The totals as text, one line per cache.
-std::string Summary();
+// What a cache holds and what it takes, for one line.
+std::string Describe(const KvReport& report);
 
 }  // namespace palu::ggml
 

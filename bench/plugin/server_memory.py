@@ -74,14 +74,17 @@ class Server:
     def cache_bytes(self, options):
         """As the plug-in reports them; those of a stock f16 cache from the line that llama.cpp logs."""
         if options.plugin:
-            return int(float(re.search(r"([0-9.]+) MiB now", self.summary())[1]) * 2**20)
+            now = re.findall(r"([0-9.]+) MiB now", " ".join(self.summary()))
+            return int(sum(map(float, now)) * 2**20)
         sizes = re.findall(r"KV buffer size = +([0-9.]+) MiB", self.text())
         return int(sum(map(float, sizes)) * 2**20)
 
     def summary(self):
+        """The lines that the plug-in prints at SIGUSR1, one per cache."""
+        before = len(self.text())
         self.process.send_signal(signal.SIGUSR1)
         time.sleep(0.5)
-        return re.findall(r"palu: (\d+ layers, .*in use.*)", self.text())[-1]
+        return re.findall(r"palu: (\d+ layers, .*in use.*)", self.text()[before:])
 
     def stop(self):
         self.process.terminate()
