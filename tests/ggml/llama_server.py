@@ -1,5 +1,6 @@
 """A stock llama-server, with the plug-in or without, for the tests beside this file."""
 
+import ctypes
 import http.client
 import json
 import os
@@ -11,6 +12,12 @@ import tempfile
 import time
 
 PATIENCE = 300  # seconds for one answer; the machine may be busy with other tests
+
+
+def die_with_parent():
+    """Before the server starts: a test that is killed leaves none behind."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def free_port():
@@ -36,7 +43,7 @@ class Server:
         command = [program, "-m", model, "-t", str(threads), "--port", str(self.port), "--no-webui", "--fit", "off",
                    "--slot-save-path", self.folder.name, *exact, *arguments]
         self.process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=self.log,
-                                        stderr=subprocess.STDOUT)
+                                        stderr=subprocess.STDOUT, preexec_fn=die_with_parent)
         try:
             self._wait()
         except BaseException:

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import statistics
 import threading
 import time
 
@@ -12,7 +13,7 @@ SLOTS = 4
 SAMPLE = 20  # every so many answers one is checked
 # Largest divergence of the next token's distribution from the exact one, nats: twice what was measured. Noise has 1.
 LIMITS = {"stock": 1e-5, "fp32": 1e-5, "fp16": 1e-4, "palu": 0.1}
-# Growth of memory after the first quarter, bytes. Nearly all of it is the server's own warming up, which takes some
+# Growth of memory from the second quarter of the run to the last, bytes. Nearly all of it is the server's own warming up, which takes some
 # hundred requests; without the plug-in it is as large.
 GROWTH = 16 << 20
 PROMPT_CACHE = 4  # MiB, small, so that it is full soon and its states come and go
@@ -135,15 +136,15 @@ def stress(options, greedy):
         alive = server.alive()
         summary = [] if options.cache == "stock" else server.summary() if alive else [server.text()[-2000:]]
     divergences, differing = check(options, clients.samples, greedy)
-    memory = clients.memory
-    quarter = memory[len(memory) // 4 :] or [0]
-    growth = max(quarter) - quarter[0]
+    memory = clients.memory or [0]
+    quarter = len(memory) // 4
+    growth = statistics.median(memory[-max(1, quarter):]) - statistics.median(memory[quarter : 2 * quarter + 1])
     result = {"cache": options.cache, "unified": options.unified, "requests": clients.done,
               "cancelled": clients.cancelled, "tokens": clients.tokens, "seconds": round(seconds),
               "errors": len(clients.errors), "checked": len(divergences), "differing": differing,
               "divergence_max": max(divergences, default=0),
               "divergence_mean": sum(divergences) / max(1, len(divergences)), "alive": alive,
-              "growth_after_quarter": growth, "memory_mib": [round(m / 2**20, 1) for m in memory], "summary": summary}
+              "growth_mib": round(growth / 2**20, 1), "memory_mib": [round(m / 2**20, 1) for m in memory], "summary": summary}
     print(json.dumps(result), flush=True)
     for error in clients.errors[:5]:
         print("FAILED:", error)

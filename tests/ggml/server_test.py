@@ -9,8 +9,8 @@ context shifts; with a stream per slot and with --kv-unified. All answers must b
 plug-in, with an f32 cache and flash attention off.
 
 stress: clients with random prompts, prefixes and lengths over four slots, some of whom hang up. The distributions of
-the next token in a sample of the answers are checked against an exact server. Memory must not grow after the first
-quarter. Prints one JSON line.
+the next token in a sample of the answers are checked against an exact server. Memory must not grow after the
+first quarter. Prints one JSON line.
 
 Exit codes: 0 = passed, 1 = failed, 77 = skipped, as there is no server.
 """
@@ -85,7 +85,7 @@ def everything(server, shifts):
 
 def answers(options):
     failed = 0
-    for mode, mode_arguments in MODES:
+    for mode, mode_arguments in MODES[: options.modes]:
         arguments = ["-c", str(options.cells), "-np", str(SLOTS), "-ub", str(options.ubatch), *mode_arguments]
         if not options.windows:
             arguments.append("--context-shift")
@@ -114,7 +114,7 @@ def answers(options):
                 print(f"FAILED {mode}, {what}:\n  exact {expected}\n  palu  {got}")
                 failed += 1
         equal = sum(e == g for e, g in zip(*results))
-        print(f"{mode}: {equal} of {len(results[0])} results are those of the exact cache")
+        print(f"{mode}: {equal} of {len(results[0])} results are those of the exact cache", flush=True)
     return failed == 0
 
 
@@ -128,6 +128,7 @@ def main():
     parser.add_argument("--cells", type=int, default=2048, help="of all slots")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--ubatch", type=int, default=64, help="small, so that caches of windows are")
+    parser.add_argument("--modes", type=int, default=len(MODES), help="answers: only the first so many ways to share")
     parser.add_argument("--windows", action="store_true", help="the model has sliding windows, so it cannot shift")
     parser.add_argument("--unified", action="store_true", help="stress: one stream for all slots")
     parser.add_argument("--requests", type=int, default=300)
