@@ -2,7 +2,7 @@
 """KL divergence of caches measured by the stock llama-perplexity, with the plug-in and without.
 
     bench/plugin/quality.py --llama .deps/llama --plugin build/release/lib/libggml-palu.so -m MODEL -f TEXT \\
-        [--ctx 2048] [--chunks 2] [--cache palu ...] [--stock f16 q8_0 q8_0/q4_0 q4_0] [--json FILE]
+        [--ctx 2048] [--ubatch 64] [--chunks 2] [--cache palu ...] [--stock f16 q8_0 q8_0/q4_0 q4_0] [--json FILE]
 
 The weights are expanded to f32 first (quantised ones turn any last-bit difference into a KL of 0.003). The base is the
 stock program with an f32 cache and without flash attention; the second half of every chunk is scored, as
@@ -35,7 +35,8 @@ def expand(llama, model, out):
 
 def run(options, model, base, arguments, environment):
     command = [os.path.join(options.llama, "bin", "llama-perplexity"), "-m", model, "-f", options.text,
-               "-c", str(options.ctx), "-b", str(options.ctx), "--chunks", str(options.chunks),
+               "-c", str(options.ctx), "-b", str(options.ctx), "-ub", str(options.ubatch),
+               "--chunks", str(options.chunks),
                "-t", str(options.threads), "--kl-divergence-base", base, *arguments]
     done = subprocess.run(command, env={**os.environ, **environment}, text=True, capture_output=True, check=False)
     text = done.stdout + done.stderr
@@ -56,6 +57,7 @@ def main():
     parser.add_argument("-m", dest="model", required=True)
     parser.add_argument("-f", dest="text", required=True)
     parser.add_argument("--ctx", type=int, default=2048)
+    parser.add_argument("--ubatch", type=int, default=64, help="tokens that see each other exactly")
     parser.add_argument("--chunks", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cache", nargs="*", default=["fp16", "palu:quality", "palu", "palu:small"])
@@ -88,6 +90,7 @@ def main():
     if options.json:
         with open(options.json, "w", encoding="utf-8") as out:
             json.dump({"model": os.path.basename(options.model), "ctx": options.ctx, "chunks": options.chunks,
+                       "ubatch": options.ubatch,
                        "base": "stock, f32 cache, flash attention off", "results": rows}, out, indent=1)
             out.write("\n")
 

@@ -1,4 +1,4 @@
-"""A stock llama-server, with the plug-in or without, for the tests beside this file."""
+"""A stock llama-server, with the plug-in or without, for the tests beside this file and for bench/plugin."""
 
 import ctypes
 import http.client
@@ -12,6 +12,9 @@ import tempfile
 import time
 
 PATIENCE = 300  # seconds for one answer; the machine may be busy with other tests
+EXACT = ("-ctk", "f32", "-ctv", "f32", "-fa", "off")
+# Threads that come and go would leave heaps of their own behind, which looks like growth.
+ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
 
 
 def die_with_parent():
@@ -27,9 +30,11 @@ def free_port():
 
 
 class Server:
-    """Runs until stop(), or the end of a with block. cache: PALU_CACHE; None = stock, with an exact cache."""
+    """Runs until stop(), or the end of a with block. cache: PALU_CACHE; None = stock, with the arguments `stock`."""
 
-    def __init__(self, program, model, arguments=(), plugin=None, cache=None, threads=1):
+    def __init__(self, program, model, arguments=(), plugin=None, cache=None, threads=1, stock=EXACT,
+                 environment=ONE_HEAP, patience=PATIENCE):
+        self.patience = patience
         self.port = free_port()
         self.folder = tempfile.TemporaryDirectory(prefix="palu_server_")
         self.log = open(os.path.join(self.folder.name, "log"), "w+b")
@@ -37,11 +42,9 @@ class Server:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("LLAMA_ARG_", "GGML_", "PALU_"))}
         if cache:
             env.update(GGML_BACKEND_PATH=plugin, LLAMA_ARG_DEVICE="PALU", PALU_CACHE=cache, PALU_REPORT=self.report)
-        # Threads that come and go would leave heaps of their own behind, which looks like growth.
-        env["MALLOC_ARENA_MAX"] = "1"
-        exact = [] if cache else ["-ctk", "f32", "-ctv", "f32", "-fa", "off"]
+        env.update(environment)
         command = [program, "-m", model, "-t", str(threads), "--port", str(self.port), "--no-webui", "--fit", "off",
-                   "--slot-save-path", self.folder.name, *exact, *arguments]
+                   "--slot-save-path", self.folder.name, *([] if cache else stock), *arguments]
         self.process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=self.log,
                                         stderr=subprocess.STDOUT, preexec_fn=die_with_parent)
         try:
@@ -51,7 +54,7 @@ class Server:
             raise
 
     def _wait(self):
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + self.patience
         while time.monotonic() < end:
             if self.process.poll() is not None:
                 raise RuntimeError("the server ended:\n" + self.text()[-3000:])
@@ -64,7 +67,7 @@ class Server:
         raise RuntimeError("the server did not start:\n" + self.text()[-3000:])
 
     def _ask(self, method, path, body):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.patience)
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"})
             reply = connection.getresponse()
@@ -80,7 +83,7 @@ class Server:
 
     def cancel(self, path, body, pieces):
         """Asks for a stream and hangs up after so many pieces of it."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.patience)
         try:
             connection.request("POST", path, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
             if pieces == 0:
@@ -95,10 +98,10 @@ class Server:
     def alive(self):
         return self.process.poll() is None
 
-    def resident(self):
-        """Bytes of memory that the process holds."""
+    def resident(self, key="VmRSS"):
+        """Bytes of memory that the process holds, or with VmHWM has held at most."""
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as status:
-            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS"))
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith(key))
 
     def summary(self):
         """The plug-in's lines about the caches in use: what it prints when it gets SIGUSR1."""
