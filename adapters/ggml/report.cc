@@ -57,11 +57,15 @@ std::string Describe(const KvReport& r) {
          Mib(r.fp16_bytes);
 }
 
+namespace {
+
 void SaySummary() {
   const std::vector<KvReport> reports = AllReports();
   if (reports.empty()) Say("no cache in use");
   for (const KvReport& report : reports) Say(Describe(report));
 }
+
+}  // namespace
 
 void InstallSummarySignal() {
   struct sigaction now = {};

@@ -37,7 +37,7 @@ class KVCacheBuilder {
  public:
   // Errors: ConfigError (options that do not fit the shape), InputError (shape out of range),
   // FormatError (a basis file that cannot be read or is of another model).
-  // Sliding-window layers keep their window exact whatever the method.
+  // Layers with a sliding window are packed as windowed_bits says, whatever the method's bits.
   static std::vector<KVCache> ForModel(const ModelShape& shape, const KVCacheConfig& config);
   // The same for caches of numbered cells: `streams` x `cells` in every layer, 1 or more of each.
   // shape.batch must be 1.

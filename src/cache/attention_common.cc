@@ -107,7 +107,7 @@ void PreparedQueries::PrepareLatents(const GroupCodec& codec, int head, int dim)
 
 namespace {
 
-// The same for tokens whose positions follow `position`. waves: those of the unit's queries.
+// AddMeanScores for tokens whose positions follow `position`. queries: PreparedQueries::mean_waves.
 void AddWaves(const RotatedMean& mean, const std::vector<float>& queries, int64_t position,
               int64_t blocks, float* scores, int64_t stride) {
   const int n = mean.planes();

@@ -1,7 +1,6 @@
 #include "cache/cells.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <numeric>
 #include <string>

@@ -1,7 +1,8 @@
 // File: cells.h - what CellCache points to: blocks of 32 cells, exact or packed.
 //
-// A frame is what a packed page holds, one or more blocks; a slab is the memory of the frames of
-// 256 cells, and is there while one of them is packed. Exact blocks have memory of their own.
+// A frame is what a packed page holds, one or more blocks. Every frame of a stream has its place in
+// one region of address space; a slab, the frames of 256 cells, takes memory while one of them is
+// packed. Exact blocks have memory of their own.
 #ifndef PALU_SRC_CACHE_CELLS_H_
 #define PALU_SRC_CACHE_CELLS_H_
 
@@ -87,8 +88,8 @@ class Cells {
   void DecodeFrame(const Stream& stream, int64_t frame, bool values, uint8_t* const* exact) const;
   void Write(bool values, const CellRows& rows);
   void SetPosition(Stream& stream, int64_t cell, int32_t position);
-  // Turns one cell's keys in an exact page.
-  void TurnRow(const RopeParams& rope, uint8_t* page, int t, int32_t shift) const;
+  // Turns the keys of an exact page. shifts: [32], 0 leaves a cell as it is.
+  void TurnPage(const RopeParams& rope, const int32_t* shifts, uint8_t* page) const;
   void TurnFrame(const RopeParams& rope, Stream& stream, int64_t frame, const int32_t* shifts,
                  int64_t first, int64_t n);
   void CopyFrame(bool values, const Stream& from, int64_t from_frame, Stream& to, int64_t to_frame);

@@ -2,12 +2,10 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <numeric>
 
 #include "base/fp16.h"
 #include "cache/cells.h"
 #include "kernels/kernels.h"
-#include "palu/errors.h"
 
 namespace palu {
 namespace {
@@ -110,7 +108,7 @@ void Cells::Copy(bool values, int64_t from, int64_t to, int64_t n) {
                .rope = values ? nullptr : &rope});
 }
 
-void Cells::TurnRow(const RopeParams& rope, uint8_t* page, int t, int32_t shift) const {
+void Cells::TurnPage(const RopeParams& rope, const int32_t* shifts, uint8_t* page) const {
   const PagePlan& plan = context_->window.k;
   std::vector<float> tile(static_cast<size_t>(kBlockTokens) * plan.rank);
   const float limit =
@@ -118,10 +116,13 @@ void Cells::TurnRow(const RopeParams& rope, uint8_t* page, int t, int32_t shift)
   for (int h = 0; h < shape().kv_heads; ++h) {
     uint8_t* const side = page + exact_layout().k_offset[h];
     Active().decode_block_tokens(plan, side, 0, tile.data(), plan.rank);
-    float* const row = &tile[static_cast<size_t>(t) * plan.rank];
-    Unrotate(rope, -int64_t{shift}, row, 1, plan.rank);
-    for (int d = 0; d < plan.rank; ++d) row[d] = std::clamp(row[d], -limit, limit);
-    WriteExactRow(plan, row, plan.rank, t, side);
+    for (int t = 0; t < kBlockTokens; ++t) {
+      if (shifts[t] == 0) continue;
+      float* const row = &tile[static_cast<size_t>(t) * plan.rank];
+      Unrotate(rope, -int64_t{shifts[t]}, row, 1, plan.rank);
+      for (int d = 0; d < plan.rank; ++d) row[d] = std::clamp(row[d], -limit, limit);
+      WriteExactRow(plan, row, plan.rank, t, side);
+    }
   }
 }
 
@@ -149,13 +150,18 @@ void Cells::TurnFrame(const RopeParams& rope, Stream& stream, int64_t frame, con
                            : (exact ? stream.blocks[block].exact->data() : nullptr));
   }
   if (packed) DecodeFrame(stream, frame, false, pages.data());
-  for (int64_t c = begin; c < begin + frame_cells(); ++c) {
-    uint8_t* const page = pages[(c - begin) / kBlockTokens];
-    const auto t = static_cast<int>(c % kBlockTokens);
-    if (!page || shift(c) == 0 || (stream.blocks[c / kBlockTokens].keys >> t & 1) == 0) continue;
-    TurnRow(rope, page, t, shift(c));
-    const int64_t at = stream.positions[c / kBlockTokens].at(t) + shift(c);
-    SetPosition(stream, c, static_cast<int32_t>(std::max<int64_t>(0, at)));
+  for (int64_t i = 0; i < frame_blocks(); ++i) {
+    if (!pages[i]) continue;
+    const int64_t block = frame * frame_blocks() + i;
+    int32_t turned[kBlockTokens] = {};
+    for (int t = 0; t < kBlockTokens; ++t) {
+      const int64_t cell = block * kBlockTokens + t;
+      if (shift(cell) == 0 || (stream.blocks[block].keys >> t & 1) == 0) continue;
+      turned[t] = shift(cell);
+      const int64_t at = stream.positions[block].at(t) + shift(cell);
+      SetPosition(stream, cell, static_cast<int32_t>(std::max<int64_t>(0, at)));
+    }
+    TurnPage(rope, turned, pages[i]);
   }
   if (!packed) return;
   for (int64_t i = 0; i < frame_blocks(); ++i) Normalise(stream, frame * frame_blocks() + i);
