@@ -101,14 +101,18 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
   for (int r = 0; r < rows; ++r) {
     float* const row = scores.data() + r * tokens;
     const int64_t query = r % queries.rows / call.group;
-    FinishScores(call, query, segment.encoded ? queries.mean_dot[r] : 0.0f, first, count, row);
-    sums[r].max = kernels.max(row, count);
+    // What is the same for all tokens need not be added to each, unless they are capped.
+    const float mean_dot = segment.encoded ? queries.mean_dot[r] : 0.0f;
+    const bool apart = call.args.soft_cap == 0;
+    FinishScores(call, query, apart ? 0.0f : mean_dot, first, count, row);
+    const float max = kernels.max(row, count);
+    sums[r].max = apart ? max + mean_dot : max;
     std::fill(row + count, row + tokens, 0.0f);
     if (sums[r].max == kMinusInf) {
       std::fill(row, row + count, 0.0f);
       continue;
     }
-    sums[r].sum = kernels.exp_sum(row, count, sums[r].max);
+    sums[r].sum = kernels.exp_sum(row, count, max);
     if (segment.encoded) sums[r].encoded_sum = sums[r].sum;
   }
   scratch.resize(AccumulateScratch(*side.plan, std::min(kMaxFusedRows, rows)));

@@ -20,28 +20,29 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// exp(x) to 2e-7 relative for x in [-87.33, 88]; 0 below, so also for -inf.
-// x = n ln 2 + r with |r| <= ln 2 / 2; the polynomial is Taylor's to r^7, whose rest is below 3e-9.
+// exp(x) to 3e-7 relative for x in [-87.33, 88]; 0 below, so also for -inf.
+// x = n ln 2 + r with |r| <= ln 2 / 2; the polynomial has the least largest relative error, 9.4e-8,
+// among those of degree 5 that are 1 at 0.
 HWY_INLINE VF Exp(VF x) {
   const DF df;
   const hn::RebindToSigned<DF> di;
+  // Adding it rounds to an integer, which then stands in the lowest bits.
+  const VF magic = hn::Set(df, 0x1.8p23f);
   const auto zero = hn::Lt(x, hn::Set(df, -87.33f));
-  const VF clamped = hn::Min(hn::IfThenZeroElse(zero, x), hn::Set(df, 88.0f));
-  const auto n = RoundToInt(hn::Mul(clamped, hn::Set(df, 1.44269504f)));
-  const VF nf = hn::ConvertTo(df, n);
+  const VF n_and_magic = hn::MulAdd(x, hn::Set(df, 1.44269504f), magic);
+  const VF n = hn::Sub(n_and_magic, magic);
   // ln 2 in two parts, the first with few enough bits for an exact product.
-  VF r = hn::NegMulAdd(nf, hn::Set(df, 0.693359375f), clamped);
-  r = hn::NegMulAdd(nf, hn::Set(df, -2.12194440e-4f), r);
-  VF p = hn::Set(df, 1.0f / 5040);
-  p = hn::MulAdd(p, r, hn::Set(df, 1.0f / 720));
-  p = hn::MulAdd(p, r, hn::Set(df, 1.0f / 120));
-  p = hn::MulAdd(p, r, hn::Set(df, 1.0f / 24));
-  p = hn::MulAdd(p, r, hn::Set(df, 1.0f / 6));
-  p = hn::MulAdd(p, r, hn::Set(df, 0.5f));
+  VF r = hn::NegMulAdd(n, hn::Set(df, 0.693359375f), x);
+  r = hn::NegMulAdd(n, hn::Set(df, -2.12194440e-4f), r);
+  VF p = hn::Set(df, 0.00829026382f);
+  p = hn::MulAdd(p, r, hn::Set(df, 0.0418982059f));
+  p = hn::MulAdd(p, r, hn::Set(df, 0.166676387f));
+  p = hn::MulAdd(p, r, hn::Set(df, 0.499991477f));
+  p = hn::MulAdd(p, r, hn::Set(df, 0.999999702f));
   p = hn::MulAdd(p, r, hn::Set(df, 1.0f));
-  p = hn::MulAdd(p, r, hn::Set(df, 1.0f));
-  const auto power = hn::BitCast(df, hn::ShiftLeft<23>(hn::Add(n, hn::Set(di, 127))));
-  return hn::IfThenZeroElse(zero, hn::Mul(p, power));
+  // Times 2^n: n goes into the exponent, what is above it falls out.
+  const auto power = hn::ShiftLeft<23>(hn::BitCast(di, n_and_magic));
+  return hn::IfThenZeroElse(zero, hn::BitCast(df, hn::Add(hn::BitCast(di, p), power)));
 }
 
 float ExpSum(float* x, int64_t n, float max) {
