@@ -491,6 +491,94 @@ TEST_P(Gemm, ElementsDoNotDependOnTheSizesOfTheMatrices) {
   }
 }
 
+// --- projections ---
+
+class Projections : public Kernels {
+ protected:
+  // A basis whose last row ends at its last column, and rows of x.
+  struct Case {
+    int64_t stride, x_stride, out_stride;
+    std::vector<uint16_t> basis;
+    std::vector<float> x, out;
+  };
+  Case Random(int rank, int dim, int rows, int x_width, int out_width) {
+    Case c{dim + Uniform(0, 3), x_width + Uniform(0, 3), out_width + Uniform(0, 3), {}, {}, {}};
+    const auto size = [](int n, int64_t stride, int width) {
+      return n > 0 && width > 0 ? static_cast<size_t>((n - 1) * stride + width) : size_t{0};
+    };
+    for (const float v : Normal(size(rank, c.stride, dim))) c.basis.push_back(F32ToF16(v));
+    c.x = Normal(size(rows, c.x_stride, x_width));
+    c.out = Normal(size(rows, c.out_stride, out_width));
+    return c;
+  }
+  static BasisArgs Args(Case& c, int rank, int dim, int rows) {
+    return {c.basis.data(), c.stride, rank, dim, c.x.data(), c.x_stride, rows, c.out.data(),
+            c.out_stride};
+  }
+
+  void Check(bool expand, int rank, int dim, int rows) {
+    SCOPED_TRACE((expand ? "expand " : "project ") + std::to_string(rank) + " of " +
+                 std::to_string(dim) + ", rows " + std::to_string(rows));
+    const int in = expand ? rank : dim, n = expand ? dim : rank;
+    Case c = Random(rank, dim, rows, in, n);
+    const Case before = c;
+    (expand ? kernels().expand : kernels().project)(Args(c, rank, dim, rows));
+    std::vector<char> touched(c.out.size());
+    for (int i = 0; i < rows; ++i) {
+      for (int j = 0; j < n; ++j) {
+        const size_t at = static_cast<size_t>(i * c.out_stride + j);
+        double expected = expand ? before.out[at] : 0.0, size = std::fabs(expected);
+        for (int l = 0; l < in; ++l) {
+          const int64_t channel = expand ? l : j, d = expand ? j : l;
+          const double term = static_cast<double>(c.x[static_cast<size_t>(i * c.x_stride + l)]) *
+                              F16ToF32(c.basis[static_cast<size_t>(channel * c.stride + d)]);
+          expected += term, size += std::fabs(term);
+        }
+        ASSERT_NEAR(c.out[at], expected, 1e-6 * size) << i << ", " << j;
+        touched[at] = 1;
+      }
+    }
+    for (size_t i = 0; i < touched.size(); ++i) {
+      if (!touched[i]) {
+        ASSERT_EQ(c.out[i], before.out[i]);
+      }
+    }
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, Projections, testing::ValuesIn(AllKernels()),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+TEST_P(Projections, EveryTailIsRight) {
+  for (const bool expand : {false, true}) {
+    for (int rank = 1; rank <= 9; ++rank) {
+      for (int dim = 1; dim <= 70; dim += rank % 3 + 1) Check(expand, rank, dim, 1 + dim % 6);
+    }
+    for (const int dim : {64, 80, 96, 128, 256}) {
+      for (const int rows : {1, 2, 3, 4, 5, 8, 9, 17}) Check(expand, dim / 2, dim, rows);
+    }
+    Check(expand, 0, 7, 2);
+    Check(expand, 5, 0, 2);
+    Check(expand, 5, 7, 0);
+  }
+}
+
+TEST_P(Projections, RowsDoNotDependOnHowManyAreTaken) {
+  const int rank = 21, dim = 83, rows = 11;
+  for (const bool expand : {false, true}) {
+    const auto run = expand ? kernels().expand : kernels().project;
+    Case whole = Random(rank, dim, rows, expand ? rank : dim, expand ? dim : rank);
+    Case parts = whole;
+    run(Args(whole, rank, dim, rows));
+    for (int row = 0, n = 1; row < rows; row += n, n = std::min(n + 1, rows - row)) {
+      BasisArgs args = Args(parts, rank, dim, n);
+      args.x += row * args.x_stride, args.out += row * args.out_stride;
+      run(args);
+    }
+    EXPECT_EQ(whole.out, parts.out);
+  }
+}
+
 // --- vectors ---
 
 TEST_P(Kernels, ExpSumIsAccurateAndMapsMinusInfinityToZero) {

@@ -51,8 +51,6 @@ void PreparedQueries::Prepare(const AttendCall& call, int unit, int64_t first, i
   if (!call.view.encoded()) return;
   const GroupCodec& codec = call.view.codec->k.unit(unit);
   latent.resize(static_cast<size_t>(all) * codec.rank());
-  basis_.resize(codec.basis.size());
-  Active().f16_to_f32(codec.basis.data(), basis_.data(), static_cast<int64_t>(basis_.size()));
   for (int h = 0; h < heads.last - heads.first; ++h) PrepareLatents(codec, h, dim);
 }
 
@@ -83,26 +81,15 @@ void PreparedQueries::PrepareLatents(const GroupCodec& codec, int head, int dim)
     }
     return;
   }
-  // The basis is stored as [rank][D], so the product is taken transposed: B [rank][D] * q^T
-  // [D][rows].
-  transposed_.resize(static_cast<size_t>(dim + rank) * rows);
-  float* const q_t = transposed_.data();
-  float* const latent_t = q_t + static_cast<int64_t>(dim) * rows;
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int d = 0; d < dim; ++d) q_t[d * rows + r] = q[r * dim + d];
-  }
-  Active().gemm({.a = basis_.data() + head * dim,
-                 .lda = codec.dim,
-                 .b = q_t,
-                 .ldb = rows,
-                 .c = latent_t,
-                 .ldc = rows,
-                 .m = rank,
-                 .n = static_cast<int>(rows),
-                 .k = dim});
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int c = 0; c < rank; ++c) out[r * rank + c] = latent_t[c * rows + r];
-  }
+  Active().project({.basis = codec.basis.data() + head * dim,
+                    .stride = codec.dim,
+                    .rank = rank,
+                    .dim = dim,
+                    .x = q,
+                    .x_stride = dim,
+                    .rows = static_cast<int>(rows),
+                    .out = out,
+                    .out_stride = rank});
 }
 
 namespace {
@@ -225,20 +212,15 @@ void AddLatents(const GroupCodec& codec, int head, int dim, int64_t rows, const 
     }
     return;
   }
-  const KernelTable& kernels = Active();
-  thread_local std::vector<float> basis;
-  basis.resize(codec.basis.size());
-  kernels.f16_to_f32(codec.basis.data(), basis.data(), static_cast<int64_t>(basis.size()));
-  kernels.gemm({.a = latent,
-                .lda = latent_stride,
-                .b = basis.data() + head * dim,
-                .ldb = codec.dim,
-                .c = out,
-                .ldc = dim,
-                .m = static_cast<int>(rows),
-                .n = dim,
-                .k = codec.rank(),
-                .accumulate = true});
+  Active().expand({.basis = codec.basis.data() + head * dim,
+                   .stride = codec.dim,
+                   .rank = codec.rank(),
+                   .dim = dim,
+                   .x = latent,
+                   .x_stride = latent_stride,
+                   .rows = static_cast<int>(rows),
+                   .out = out,
+                   .out_stride = dim});
 }
 
 }  // namespace

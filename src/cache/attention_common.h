@@ -67,8 +67,6 @@ struct PreparedQueries {
 
  private:
   void PrepareLatents(const GroupCodec& codec, int head, int dim);
-
-  std::vector<float> basis_, transposed_;
 };
 
 // scores[r][t] += q_r . (rotated mean at the position of token `at` + t of the segment), t <

@@ -23,7 +23,7 @@ std::vector<KernelTable> MakeTables() {
     const bool compiled = AddScore(target, table) && AddAccumulate(target, table) &&
                           AddWaves(target, table) && AddDecode(target, table) &&
                           AddEncode(target, table) && AddGemm(target, table) &&
-                          AddVectorOps(target, table);
+                          AddProject(target, table) && AddVectorOps(target, table);
     if (compiled) tables.push_back(table);
   }
   return tables;

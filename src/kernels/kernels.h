@@ -84,6 +84,18 @@ struct GemmArgs {  // c[m, n] = (accumulate ? c : 0) + a[m, k] * b[k, n], f32, r
   bool accumulate = false;
 };
 
+// Few rows and a basis of latents: [rank] rows of [dim] halves, `stride` apart. Any sizes >= 0.
+struct BasisArgs {
+  const uint16_t* basis = nullptr;
+  int64_t stride = 0;
+  int rank = 0, dim = 0;
+  const float* x = nullptr;  // [rows][x_stride]: vectors of dim, or latents of rank
+  int64_t x_stride = 0;
+  int rows = 0;
+  float* out = nullptr;  // [rows][out_stride]: the other of the two
+  int64_t out_stride = 0;
+};
+
 struct KernelTable {
   const char* name;    // "reference", "AVX2", "AVX3", ...
   bool byte_products;  // `fast` has an effect
@@ -103,6 +115,10 @@ struct KernelTable {
   // page_bytes() are written.
   void (*encode_page)(const PagePlan&, const float* x, int64_t x_stride, uint8_t* page);
   void (*gemm)(const GemmArgs&);
+  // out[i][c] = sum_d x[i][d] basis[c][d].
+  void (*project)(const BasisArgs&);
+  // out[i][d] += sum_c x[i][c] basis[c][d].
+  void (*expand)(const BasisArgs&);
   // x[i] = exp(x[i] - max) for i < n; returns their sum. -inf gives 0. max is finite.
   float (*exp_sum)(float* x, int64_t n, float max);
   // Largest of x[0, n), -inf when n = 0.

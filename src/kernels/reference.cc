@@ -310,6 +310,33 @@ void Gemm(const GemmArgs& args) {
   }
 }
 
+void Project(const BasisArgs& args) {
+  for (int i = 0; i < args.rows; ++i) {
+    for (int c = 0; c < args.rank; ++c) {
+      double sum = 0;
+      for (int d = 0; d < args.dim; ++d) {
+        sum += static_cast<double>(args.x[i * args.x_stride + d]) *
+               F16ToF32(args.basis[c * args.stride + d]);
+      }
+      args.out[i * args.out_stride + c] = static_cast<float>(sum);
+    }
+  }
+}
+
+void Expand(const BasisArgs& args) {
+  for (int i = 0; i < args.rows; ++i) {
+    for (int d = 0; d < args.dim; ++d) {
+      float& out = args.out[i * args.out_stride + d];
+      double sum = out;
+      for (int c = 0; c < args.rank; ++c) {
+        sum += static_cast<double>(args.x[i * args.x_stride + c]) *
+               F16ToF32(args.basis[c * args.stride + d]);
+      }
+      out = static_cast<float>(sum);
+    }
+  }
+}
+
 float ExpSum(float* x, int64_t n, float max) {
   double sum = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -359,6 +386,8 @@ const KernelTable& Reference() {
       .decode_block_tokens = DecodeBlockTokens,
       .encode_page = EncodePage,
       .gemm = Gemm,
+      .project = Project,
+      .expand = Expand,
       .exp_sum = ExpSum,
       .max = Max,
       .soft_cap = SoftCap,

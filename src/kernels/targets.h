@@ -59,6 +59,7 @@ bool AddWaves(int64_t target, KernelTable& table);
 bool AddDecode(int64_t target, KernelTable& table);
 bool AddEncode(int64_t target, KernelTable& table);
 bool AddGemm(int64_t target, KernelTable& table);
+bool AddProject(int64_t target, KernelTable& table);
 bool AddVectorOps(int64_t target, KernelTable& table);
 
 }  // namespace palu
