@@ -345,6 +345,31 @@ TEST_F(BasisFile, OfAnotherModelOrShape) {
   ExpectSays(error(OneLayer(kHeads, kDim, {.window = 32})), {"window of 32"});
 }
 
+TEST_F(BasisFile, ServesSomeOfItsLayersWhereTheShapeSaysSo) {
+  // As in llama.cpp's cache for models with sliding windows, which has two buffers.
+  const ModelShape two = ModelShape::Uniform(2, kHeads, kDim);
+  Calibrator calibrator(two, "");
+  const Floats k = RopedKeys(dims_, rope_, 81), v = Gaussian(dims_.size(), 82);
+  const Floats q = UnevenQueries(qd_, rope_, 83);
+  for (const int layer : {0, 1}) {
+    calibrator.AddKeysValues(layer, Whole(k, dims_), Whole(v, dims_), 0, &rope_);
+    calibrator.AddQueries(layer, Whole(q, qd_), 0, &rope_);
+  }
+  calibrator.Save(Path("two.basis"));
+  const KVCacheConfig config = KVCacheConfig::Parse("palu:basis=" + Path("two.basis"));
+  ModelShape some = two;
+  some.layers.erase(some.layers.begin());
+  ExpectSays(MessageOf<FormatError>([&] { KVCacheBuilder::ForModel(some, config); }),
+             {"2 layers", "has 1"});
+  some.partial = true;
+  auto caches = KVCacheBuilder::ForModel(some, config);
+  Feed(caches[0], k, dims_, v, dims_, 0, kTokens, &rope_);
+  EXPECT_GT(caches[0].Stats().encoded_tokens, 0);
+  some.layers[0].index = 7;
+  ExpectSays(MessageOf<FormatError>([&] { KVCacheBuilder::ForModel(some, config); }),
+             {"no layer 7"});
+}
+
 TEST_F(BasisFile, IsNotWrittenFromTooLittleOrWhereItCannotBe) {
   Calibrator calibrator(shape_, "m");
   const Floats x = RopedKeys(dims_, rope_, 51);

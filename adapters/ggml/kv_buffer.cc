@@ -132,6 +132,7 @@ void KvBuffer::LearnRope(int layer, RopeParams rope) {
 void KvBuffer::Build() {
   const KvSide& first = *layers_.begin()->second.k;
   ModelShape model;
+  model.partial = true;  // windowed layers are in a buffer of their own, others may not be ours
   model.context = first.cells;
   model.threads = threads_;
   const bool windowed = IsWindowed(this);

@@ -15,10 +15,11 @@ namespace palu {
 
 struct ModelShape {
   std::vector<LayerShape> layers;  // layers may differ in heads, head_dim and window
-  int64_t context = 0;  // positions the context can reach (averaging of key moments); 0 = 32768
-  int batch = 1;        // sequences per cache, B
-  int threads = 0;      // OpenMP threads of each call; 0 = all
-  std::string model;    // name of the model, which that in a basis file has to equal; empty = any
+  int64_t context = 0;   // positions the context can reach (averaging of key moments); 0 = 32768
+  int batch = 1;         // sequences per cache, B
+  int threads = 0;       // OpenMP threads of each call; 0 = all
+  std::string model;     // name of the model, which that in a basis file has to equal; empty = any
+  bool partial = false;  // `layers` are some of the model's; a basis file may have others
 
   // n equal layers.
   static ModelShape Uniform(int n_layers, int kv_heads, int head_dim);

@@ -59,6 +59,7 @@ struct CacheStats {
   int64_t exact_tokens = 0;    // of them in the exact window
   int rank_k = 0,
       rank_v = 0;  // 0 = not fitted (or no basis); with rank_policy=per_group the largest
+  int epochs = 0;  // fits that packed tokens belong to; more than 1 only in a CellCache
   double assigned_avg_bits =
       0;  // max over K and V of the code bits per element, without scales ("advertised")
   double code_bits = 0;  // mean over K and V of code + scale bits per element of encoded tokens

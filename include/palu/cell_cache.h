@@ -10,6 +10,8 @@
 // what. Cells are grouped into blocks of 32. A block is exact until all its cells are written and
 // `recent_tokens` more tokens came to its stream; then it is packed. It is opened again when one of
 // its cells is overwritten. Blocks with one of the first `sink_tokens` positions stay exact.
+// The codec is fitted on the first tokens, and again where later ones are clearly unlike them; what
+// is packed stays as it is.
 #ifndef PALU_CELL_CACHE_H_
 #define PALU_CELL_CACHE_H_
 

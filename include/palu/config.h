@@ -89,8 +89,9 @@ struct KVCacheConfig {
                           // above 1 n_head_groups does not apply
   KeyFit key_fit = KeyFit::kAveraged;
   KeyMean key_mean = KeyMean::kRotated;  // kRotated needs key_fit=averaged or a file
-  int64_t fit_tokens =
-      -1;  // fit on the first so many tokens; -1 = 8 * head_dim; 0 = on the first append
+  // Fit on the first so many tokens; 0 = on the first append. -1 = 8 * head_dim, and in a CellCache
+  // a quarter of all cells if that is more, up to 2,048.
+  int64_t fit_tokens = -1;
 
   // -- codes --
   bool quantize_values = true;  // false: value latents stay fp16

@@ -1,8 +1,11 @@
 #include "cache/attention_common.h"
 
 #include <algorithm>
+#include <string>
 
 #include "base/tensor_io.h"
+#include "cache/page_coder.h"
+#include "palu/errors.h"
 
 namespace palu {
 namespace {
@@ -12,13 +15,26 @@ constexpr int64_t kMaskTokens = 256;  // converted at once
 
 }  // namespace
 
+void CheckQueries(const LayerShape& shape, int64_t batch, const ConstTensor& q,
+                  const MutableTensor& out) {
+  const std::string where = Where(shape);
+  CheckTensor(q, (where + "Q").c_str(), {batch, -1, -1, shape.head_dim_k});
+  CheckTensor(out, (where + "the output").c_str(),
+              {batch, q.shape[1], q.shape[2], shape.head_dim_v});
+  if (q.shape[1] % shape.kv_heads != 0) {
+    throw InputError(where + "Q has " + std::to_string(q.shape[1]) +
+                     " heads; allowed are multiples of the " + std::to_string(shape.kv_heads) +
+                     " KV heads");
+  }
+}
+
 AttendCall::AttendCall(const TokenView& v, const AttendArgs& a, int64_t batch,
                        const MutableTensor& o, HalfMask mask)
     : view(v), args(a), b(batch), out(o), half_mask(mask) {
   n = a.q.shape[2];
   group = static_cast<int>(a.q.shape[1] / shape().kv_heads);
   scale = a.scale != 0 ? a.scale : 1.0f / std::sqrt(static_cast<float>(shape().head_dim_k));
-  units = v.encoded() ? v.codec->units : HeadGroups(shape().kv_heads, shape().kv_heads);
+  units = v.codecs.empty() ? HeadGroups(shape().kv_heads, shape().kv_heads) : v.codecs[0]->units;
 }
 
 bool HalfMask::Hides(int64_t query, int64_t queries, int64_t first, int64_t count) const {
@@ -38,7 +54,6 @@ void PreparedQueries::Prepare(const AttendCall& call, int unit, int64_t first, i
   const int64_t all = n * (heads.last - heads.first);
   rows = n;
   exact.resize(static_cast<size_t>(all) * dim);
-  mean_dot.assign(static_cast<size_t>(all), 0.0f);
   for (int64_t i = 0; i < all; ++i) {
     float* const row = exact.data() + i * dim;
     const int kv_head = heads.first + static_cast<int>(i / n);
@@ -46,18 +61,27 @@ void PreparedQueries::Prepare(const AttendCall& call, int unit, int64_t first, i
     ReadRow(call.args.q, call.b, call.head_of_row(kv_head, r), r / call.group, row);
     for (int d = 0; d < dim; ++d) row[d] *= call.scale;
   }
-  latent.clear();
-  mean_waves.clear();
-  if (!call.view.encoded()) return;
-  const GroupCodec& codec = call.view.codec->k.unit(unit);
-  latent.resize(static_cast<size_t>(all) * codec.rank());
-  for (int h = 0; h < heads.last - heads.first; ++h) PrepareLatents(codec, h, dim);
+  latents.resize(call.view.codecs.size());
+  for (size_t i = 0; i < latents.size(); ++i) {
+    latents[i].Prepare(call.view.codecs[i]->k.unit(unit), exact.data(), heads.last - heads.first, n,
+                       dim);
+  }
+}
+
+void LatentQueries::Prepare(const GroupCodec& codec, const float* q, int heads, int64_t rows,
+                            int dim) {
+  const auto all = static_cast<size_t>(heads * rows);
+  latent.resize(all * static_cast<size_t>(codec.rank()));
+  mean_dot.assign(all, 0.0f);
+  const int planes = codec.rotated_means.empty() ? 0 : codec.rotated_means[0].planes();
+  mean_waves.resize(all * 2 * static_cast<size_t>(planes));
+  for (int h = 0; h < heads; ++h) PrepareHead(codec, q + h * rows * dim, h, rows, dim);
 }
 
 // Head `head` of the unit: q . mu, and q . basis over the head's channels.
-void PreparedQueries::PrepareLatents(const GroupCodec& codec, int head, int dim) {
+void LatentQueries::PrepareHead(const GroupCodec& codec, const float* q, int head, int64_t rows,
+                                int dim) {
   const int rank = codec.rank();
-  const float* const q = exact.data() + head * rows * dim;
   float* const out = latent.data() + head * rows * rank;
   for (int64_t r = 0; r < rows && !codec.mean.empty(); ++r) {
     float dot = 0;
@@ -66,11 +90,9 @@ void PreparedQueries::PrepareLatents(const GroupCodec& codec, int head, int dim)
   }
   if (!codec.rotated_means.empty()) {
     const RotatedMean& mean = codec.rotated_means[head];
-    const int waves = 2 * mean.planes();
-    mean_waves.resize(static_cast<size_t>((head + 1) * rows * waves));
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t row = head * rows + r;
-      mean_dot[row] += mean.Coefficients(q + r * dim, mean_waves.data() + row * waves);
+      mean_dot[row] += mean.Coefficients(q + r * dim, mean_waves.data() + row * 2 * mean.planes());
     }
   }
   if (codec.basis.empty()) {
@@ -94,7 +116,7 @@ void PreparedQueries::PrepareLatents(const GroupCodec& codec, int head, int dim)
 
 namespace {
 
-// AddMeanScores for tokens whose positions follow `position`. queries: PreparedQueries::mean_waves.
+// AddMeanScores for tokens whose positions follow `position`. queries: LatentQueries::mean_waves.
 void AddWaves(const RotatedMean& mean, const std::vector<float>& queries, int64_t position,
               int64_t blocks, float* scores, int64_t stride) {
   const int n = mean.planes();
@@ -144,10 +166,10 @@ void AddScattered(const RotatedMean& mean, const std::vector<float>& queries,
 
 }  // namespace
 
-void AddMeanScores(const AttendCall& call, int unit, const PreparedQueries& queries,
+void AddMeanScores(const AttendCall& call, int unit, const LatentQueries& queries,
                    const Segment& segment, int64_t at, int64_t tokens, float* scores,
                    int64_t stride) {
-  const GroupCodec& codec = call.view.codec->k.unit(unit);
+  const GroupCodec& codec = call.view.group(segment, false, unit);
   if (codec.rotated_means.empty() || codec.rotated_means[0].planes() == 0) return;
   const RotatedMean& mean = codec.rotated_means[0];  // all heads rotate alike
   const int64_t first = at / kBlockTokens, end = (at + tokens) / kBlockTokens;
@@ -197,27 +219,29 @@ void FinishScores(const AttendCall& call, int64_t query, float mean_dot, int64_t
 
 namespace {
 
-// out += latent . B + mu * encoded_sum over the channels of head `head` of the unit. out:
-// [rows][Dv].
-void AddLatents(const GroupCodec& codec, int head, int dim, int64_t rows, const RowSum* sums,
-                const float* latent, int64_t latent_stride, float* out) {
+// out += latent . B + mu * weight over the channels of head `head` of the unit, for `rows` rows of
+// `sums` from `first` on. out: [rows][Dv].
+void AddLatents(const GroupCodec& codec, int head, int dim, const LatentSums& sums, int64_t first,
+                int64_t rows, float* out) {
+  const int rank = codec.rank();
+  const float* const latent = sums.latent.data() + first * rank;
   for (int64_t r = 0; r < rows && !codec.mean.empty(); ++r) {
-    const float weight = static_cast<float>(sums[r].encoded_sum);
+    const float weight = static_cast<float>(sums.weight[first + r]);
     for (int d = 0; d < dim; ++d) out[r * dim + d] += weight * codec.mean[head * dim + d];
   }
   if (codec.basis.empty()) {
     for (int64_t r = 0; r < rows; ++r) {
-      const float* const from = latent + r * latent_stride + head * dim;
+      const float* const from = latent + r * rank + head * dim;
       for (int d = 0; d < dim; ++d) out[r * dim + d] += from[d];
     }
     return;
   }
   Active().expand({.basis = codec.basis.data() + head * dim,
                    .stride = codec.dim,
-                   .rank = codec.rank(),
+                   .rank = rank,
                    .dim = dim,
                    .x = latent,
-                   .x_stride = latent_stride,
+                   .x_stride = rank,
                    .rows = static_cast<int>(rows),
                    .out = out,
                    .out_stride = dim});
@@ -226,17 +250,18 @@ void AddLatents(const GroupCodec& codec, int head, int dim, int64_t rows, const 
 }  // namespace
 
 void FinishRows(const AttendCall& call, int kv_head, int64_t first, int64_t rows,
-                const RowSum* sums, const float* latent, int64_t latent_stride, float* exact) {
+                const RowSum* sums, const std::vector<LatentSums>& latents, int64_t row,
+                float* exact) {
   const int dim = call.shape().head_dim_v;
-  if (latent) {
-    const LayerCodec& codec = *call.view.codec;
+  for (size_t i = 0; i < call.view.codecs.size(); ++i) {
+    const LayerCodec& codec = *call.view.codecs[i];
     const int unit = codec.unit_of_head[kv_head];
-    AddLatents(codec.v.unit(unit), kv_head - codec.units[unit].first, dim, rows, sums, latent,
-               latent_stride, exact);
+    AddLatents(codec.v.unit(unit), kv_head - codec.units[unit].first, dim, latents[i], row, rows,
+               exact);
   }
   for (int64_t r = 0; r < rows; ++r) {
     const int head = call.head_of_row(kv_head, first + r);
-    float* const row = exact + r * dim;
+    float* const to = exact + r * dim;
     double sum = sums[r].sum, factor = 1;
     if (call.args.sinks) {
       // A sink logit far above the tokens' needs its own maximum.
@@ -252,8 +277,8 @@ void FinishRows(const AttendCall& call, int kv_head, int64_t first, int64_t rows
     }
     // A query that sees no token gets zeros.
     const float weight = sum > 0 ? static_cast<float>(factor / sum) : 0.0f;
-    for (int d = 0; d < dim; ++d) row[d] *= weight;
-    WriteRow(call.out, call.b, head, (first + r) / call.group, row);
+    for (int d = 0; d < dim; ++d) to[d] *= weight;
+    WriteRow(call.out, call.b, head, (first + r) / call.group, to);
   }
 }
 

@@ -15,6 +15,11 @@ namespace palu {
 
 inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 
+// Throws InputError unless q is [batch, Hq, n, Dk] and out [batch, Hq, n, Dv], Hq a multiple of the
+// layer's KV heads.
+void CheckQueries(const LayerShape& shape, int64_t batch, const ConstTensor& q,
+                  const MutableTensor& out);
+
 // A mask as ggml has it: fp16, row i for query i, added to the scaled logits; -inf hides.
 struct HalfMask {
   const uint16_t* data = nullptr;
@@ -54,25 +59,33 @@ struct AttendCall {
   }
 };
 
-// The queries of rows [first, first + rows) of every head of a unit, one head after the other,
-// scaled, as they are and in latent space.
-struct PreparedQueries {
-  int64_t rows = 0;               // of one head
-  std::vector<float> exact;       // [heads][rows][Dk]
-  std::vector<float> latent;      // [heads][rows][rank_k], empty when nothing is encoded
-  std::vector<float> mean_dot;    // [heads][rows] q . mu, scaled
-  std::vector<float> mean_waves;  // [heads][rows][2 planes] of the rotated means, scaled; or empty
+// The queries of a unit as one codec sees them, scaled.
+struct LatentQueries {
+  std::vector<float> latent;      // [heads][rows][rank_k]
+  std::vector<float> mean_dot;    // [heads][rows] q . mu
+  std::vector<float> mean_waves;  // [heads][rows][2 planes] of the rotated means; or empty
 
-  void Prepare(const AttendCall& call, int unit, int64_t first, int64_t rows);
+  // q: [heads][rows][dim].
+  void Prepare(const GroupCodec& codec, const float* q, int heads, int64_t rows, int dim);
 
  private:
-  void PrepareLatents(const GroupCodec& codec, int head, int dim);
+  void PrepareHead(const GroupCodec& codec, const float* q, int head, int64_t rows, int dim);
+};
+
+// The queries of rows [first, first + rows) of every head of a unit, one head after the other,
+// scaled, as they are and in the latent space of every codec of the view.
+struct PreparedQueries {
+  int64_t rows = 0;          // of one head
+  std::vector<float> exact;  // [heads][rows][Dk]
+  std::vector<LatentQueries> latents;
+
+  void Prepare(const AttendCall& call, int unit, int64_t first, int64_t rows);
 };
 
 // scores[r][t] += q_r . (rotated mean at the position of token `at` + t of the segment), t <
 // tokens, both multiples of 32 and the second at most 1024, for all rows of the unit. Nothing if it
 // has no rotated means.
-void AddMeanScores(const AttendCall& call, int unit, const PreparedQueries& queries,
+void AddMeanScores(const AttendCall& call, int unit, const LatentQueries& queries,
                    const Segment& segment, int64_t at, int64_t tokens, float* scores,
                    int64_t stride);
 
@@ -81,18 +94,28 @@ void AddMeanScores(const AttendCall& call, int unit, const PreparedQueries& quer
 void FinishScores(const AttendCall& call, int64_t query, float mean_dot, int64_t first,
                   int64_t count, float* scores);
 
-// Unnormalised output of one row, in the two spaces.
 struct RowSum {
-  float max = kMinusInf;   // running maximum of the logits
-  double sum = 0;          // of exp(logit - max), all tokens
-  double encoded_sum = 0;  // of it, over encoded tokens
+  float max = kMinusInf;  // running maximum of the logits of one row
+  double sum = 0;         // of exp(logit - max), all tokens
 };
 
-// out row = ((latent . B) + mu * encoded_sum + exact) / sum, with the sink logit in the
-// denominator. latent: [rows][latent_stride]; exact: [rows][Dv], overwritten. Rows [first, first +
-// rows) of the KV head.
+// Unnormalised output of some rows over the tokens of one codec, in its latent space.
+struct LatentSums {
+  std::vector<float> latent;   // [rows][rank_v]
+  std::vector<double> weight;  // [rows] sum of exp(logit - max)
+
+  void Reset(int64_t rows, int rank) {
+    latent.assign(static_cast<size_t>(rows) * rank, 0.0f);
+    weight.assign(static_cast<size_t>(rows), 0.0);
+  }
+};
+
+// out row = (sum over codecs of (latent . B + mu * weight) + exact) / sum, with the sink logit in
+// the denominator, for rows [first, first + rows) of the KV head. latents: one per codec of the
+// view; `row` is the first of these rows in them. exact: [rows][Dv], overwritten.
 void FinishRows(const AttendCall& call, int kv_head, int64_t first, int64_t rows,
-                const RowSum* sums, const float* latent, int64_t latent_stride, float* exact);
+                const RowSum* sums, const std::vector<LatentSums>& latents, int64_t row,
+                float* exact);
 
 // One call on few rows, and on many; Attend takes the one that suits. Both see the same tokens and
 // give the same result up to rounding.

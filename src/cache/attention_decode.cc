@@ -69,7 +69,9 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
   const int64_t tokens = task.pages * page_tokens;  // with the empty end of the last page
   const int64_t first = segment.first + task.first_page * page_tokens;
   const int64_t count = std::min(tokens, segment.first + segment.count - first);
-  const int place = segment.encoded ? task.unit : task.head;
+  const LatentQueries* const latents =
+      segment.encoded() ? &queries.latents[static_cast<size_t>(segment.codec)] : nullptr;
+  const int place = latents ? task.unit : task.head;
   const int64_t first_row = task.FirstRow(call, queries.rows);
   const int rows = static_cast<int>(task.Rows(call, queries.rows));
   const bool fast = call.view.context->config.fast;
@@ -80,8 +82,7 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
   const int rank_k = side.plan->rank;
   scores.resize(static_cast<size_t>(rows) * tokens);
   scratch.resize(ScoreScratch(*side.plan, std::min(kMaxFusedRows, rows)));
-  const float* const q =
-      (segment.encoded ? queries.latent : queries.exact).data() + first_row * rank_k;
+  const float* const q = (latents ? latents->latent : queries.exact).data() + first_row * rank_k;
   for (int r = 0; r < rows; r += kMaxFusedRows) {
     kernels.score({.run = {side.plan, side.pages.data(), static_cast<int>(task.pages)},
                    .q = q + static_cast<int64_t>(r) * rank_k,
@@ -94,15 +95,15 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
   }
   side.Collect(call.view, segment, place, true, task.first_page, task.pages);
   side.Fetch();
-  if (segment.encoded) {
-    AddMeanScores(call, task.unit, queries, segment, task.first_page * page_tokens, tokens,
+  if (latents) {
+    AddMeanScores(call, task.unit, *latents, segment, task.first_page * page_tokens, tokens,
                   scores.data(), tokens);
   }
   for (int r = 0; r < rows; ++r) {
     float* const row = scores.data() + r * tokens;
     const int64_t query = r % queries.rows / call.group;
     // What is the same for all tokens need not be added to each, unless they are capped.
-    const float mean_dot = segment.encoded ? queries.mean_dot[r] : 0.0f;
+    const float mean_dot = latents ? latents->mean_dot[r] : 0.0f;
     const bool apart = call.args.soft_cap == 0;
     FinishScores(call, query, apart ? 0.0f : mean_dot, first, count, row);
     const float max = kernels.max(row, count);
@@ -113,7 +114,6 @@ void DecodeRun(const AttendCall& call, const DecodeTask& task, const PreparedQue
       continue;
     }
     sums[r].sum = kernels.exp_sum(row, count, max);
-    if (segment.encoded) sums[r].encoded_sum = sums[r].sum;
   }
   scratch.resize(AccumulateScratch(*side.plan, std::min(kMaxFusedRows, rows)));
   for (int r = 0; r < rows; r += kMaxFusedRows) {
@@ -141,7 +141,7 @@ void AddDecodeTasks(const AttendCall& call, int unit, std::vector<DecodeTask>& t
       const int64_t n = std::min(step, pages - p);
       const int64_t first = segment.first + p * page_tokens;
       if (first >= end || first + n * page_tokens <= begin) continue;
-      if (segment.encoded) {
+      if (segment.encoded()) {
         tasks.push_back({unit, -1, &segment, p, n});
       } else {
         for (int h = call.units[unit].first; h < call.units[unit].last; ++h) {
@@ -157,11 +157,13 @@ void MergeHead(const AttendCall& call, int unit, int kv_head, int64_t rows,
                std::span<const DecodeTask> tasks, const RowSum* partial_sums,
                const float* partial_acc, int64_t acc_stride) {
   const int dim = call.shape().head_dim_v;
-  const bool encoded = call.view.encoded();
-  const int rank = encoded ? call.view.codec->v.unit(unit).rank() : 0;
-  thread_local std::vector<float> exact, latent;
+  thread_local std::vector<float> exact;
+  thread_local std::vector<LatentSums> latents;
   exact.assign(static_cast<size_t>(rows) * dim, 0.0f);
-  latent.assign(static_cast<size_t>(rows) * rank, 0.0f);
+  latents.resize(call.view.codecs.size());
+  for (size_t i = 0; i < latents.size(); ++i) {
+    latents[i].Reset(rows, call.view.codecs[i]->v.unit(unit).rank());
+  }
   std::vector<RowSum> sums(static_cast<size_t>(rows));
   const int64_t in_unit = (kv_head - call.units[unit].first) * rows;
   const auto has = [&](const DecodeTask& task) { return task.head < 0 || task.head == kv_head; };
@@ -180,15 +182,19 @@ void MergeHead(const AttendCall& call, int unit, int kv_head, int64_t rows,
       if (part.max == kMinusInf) continue;
       const float weight = std::exp(part.max - sums[r].max);
       sums[r].sum += weight * part.sum;
-      sums[r].encoded_sum += weight * part.encoded_sum;
       const float* const from = partial_acc + place(task, r) * acc_stride;
-      const bool is_latent = task.segment->encoded;
-      float* const to = is_latent ? latent.data() + r * rank : exact.data() + r * dim;
-      for (int c = 0; c < (is_latent ? rank : dim); ++c) to[c] += weight * from[c];
+      float* to = exact.data() + r * dim;
+      int n = dim;
+      if (task.segment->encoded()) {
+        const auto codec = static_cast<size_t>(task.segment->codec);
+        n = call.view.codecs[codec]->v.unit(unit).rank();
+        to = latents[codec].latent.data() + r * n;
+        latents[codec].weight[r] += weight * part.sum;
+      }
+      for (int c = 0; c < n; ++c) to[c] += weight * from[c];
     }
   }
-  FinishRows(call, kv_head, 0, rows, sums.data(), encoded ? latent.data() : nullptr, rank,
-             exact.data());
+  FinishRows(call, kv_head, 0, rows, sums.data(), latents, 0, exact.data());
 }
 
 }  // namespace
@@ -208,8 +214,10 @@ void AttendDecode(const AttendCall& call) {
     task.first_sum = all_sums;
     all_sums += task.Rows(call, rows);
   }
-  const LayerCodec* codec = call.view.codec;
-  const int64_t acc_stride = std::max(call.shape().head_dim_v, codec ? codec->v.max_rank() : 0);
+  int64_t acc_stride = call.shape().head_dim_v;
+  for (const LayerCodec* codec : call.view.codecs) {
+    acc_stride = std::max<int64_t>(acc_stride, codec->v.max_rank());
+  }
   const int64_t work = call.view.size * heads * rows * acc_stride * 2;
   const int threads = work < kSerialWork ? 1 : call.view.context->threads;
 

@@ -32,11 +32,12 @@ class PrefillTask {
   void Run() {
     queries_.Prepare(call_, unit_, first_row_, head_rows_);
     const int dim = call_.shape().head_dim_v;
-    const bool encoded = call_.view.encoded();
-    rank_ = encoded ? call_.view.codec->v.unit(unit_).rank() : 0;
     sums_.assign(static_cast<size_t>(rows_), RowSum());
     exact_.assign(static_cast<size_t>(rows_) * dim, 0.0f);
-    latent_.assign(static_cast<size_t>(rows_) * rank_, 0.0f);
+    latents_.resize(call_.view.codecs.size());
+    for (size_t i = 0; i < latents_.size(); ++i) {
+      latents_[i].Reset(rows_, call_.view.codecs[i]->v.unit(unit_).rank());
+    }
     for (const Segment& segment : call_.view.segments) {
       const int64_t from =
           std::max<int64_t>(begin_ - segment.first, 0) / kBlockTokens * kBlockTokens;
@@ -52,8 +53,7 @@ class PrefillTask {
     }
     for (int h = heads_.first; h < heads_.last; ++h) {
       const int64_t row = (h - heads_.first) * head_rows_;
-      FinishRows(call_, h, first_row_, head_rows_, &sums_[row],
-                 encoded ? latent_.data() + row * rank_ : nullptr, rank_,
+      FinishRows(call_, h, first_row_, head_rows_, &sums_[row], latents_, row,
                  exact_.data() + row * dim);
     }
   }
@@ -63,9 +63,11 @@ class PrefillTask {
   void Tile(const Segment& segment, int64_t at, int64_t count) {
     const int64_t blocks = (count + kBlockTokens - 1) / kBlockTokens;
     scores_.resize(static_cast<size_t>(rows_) * kTileTokens);
-    if (segment.encoded) {
-      Score(segment, at, blocks, unit_, 0, rows_, queries_.latent.data());
-      AddMeanScores(call_, unit_, queries_, segment, at, blocks * kBlockTokens, scores_.data(),
+    const auto codec = static_cast<size_t>(segment.codec);
+    if (segment.encoded()) {
+      const LatentQueries& queries = queries_.latents[codec];
+      Score(segment, at, blocks, unit_, 0, rows_, queries.latent.data());
+      AddMeanScores(call_, unit_, queries, segment, at, blocks * kBlockTokens, scores_.data(),
                     kTileTokens);
     } else {
       for (int h = heads_.first; h < heads_.last; ++h) {
@@ -74,8 +76,8 @@ class PrefillTask {
       }
     }
     Softmax(segment, at, count);
-    if (segment.encoded) {
-      Accumulate(segment, at, count, unit_, 0, rows_, latent_.data());
+    if (segment.encoded()) {
+      Accumulate(segment, at, count, unit_, 0, rows_, latents_[codec].latent.data());
     } else {
       for (int h = heads_.first; h < heads_.last; ++h) {
         Accumulate(segment, at, count, h, (h - heads_.first) * head_rows_, head_rows_,
@@ -142,28 +144,35 @@ class PrefillTask {
   // Scores of the tile become weights; sums and outputs so far are rescaled to the new maxima.
   void Softmax(const Segment& segment, int64_t at, int64_t count) {
     const KernelTable& kernels = Active();
-    const int dim = call_.shape().head_dim_v;
+    const auto codec = static_cast<size_t>(segment.codec);
     for (int64_t r = 0; r < rows_; ++r) {
       float* const row = scores_.data() + r * kTileTokens;
       RowSum& sum = sums_[r];
       FinishScores(call_, (first_row_ + r % head_rows_) / call_.group,
-                   segment.encoded ? queries_.mean_dot[r] : 0.0f, segment.first + at, count, row);
+                   segment.encoded() ? queries_.latents[codec].mean_dot[r] : 0.0f,
+                   segment.first + at, count, row);
       const float max = std::max(sum.max, kernels.max(row, count));
       if (max == kMinusInf) {
         std::fill(row, row + count, 0.0f);
         continue;
       }
-      if (max > sum.max && sum.sum > 0) {
-        const float factor = std::exp(sum.max - max);
-        sum.sum *= factor;
-        sum.encoded_sum *= factor;
-        for (int d = 0; d < dim; ++d) exact_[r * dim + d] *= factor;
-        for (int c = 0; c < rank_; ++c) latent_[r * rank_ + c] *= factor;
-      }
+      if (max > sum.max && sum.sum > 0) Rescale(r, std::exp(sum.max - max));
       sum.max = max;
       const double added = kernels.exp_sum(row, count, max);
       sum.sum += added;
-      if (segment.encoded) sum.encoded_sum += added;
+      if (segment.encoded()) latents_[codec].weight[r] += added;
+    }
+  }
+
+  // What row r has summed so far, times a factor.
+  void Rescale(int64_t r, float factor) {
+    const int dim = call_.shape().head_dim_v;
+    sums_[r].sum *= factor;
+    for (int d = 0; d < dim; ++d) exact_[r * dim + d] *= factor;
+    for (LatentSums& sums : latents_) {
+      const int64_t rank = static_cast<int64_t>(sums.latent.size()) / rows_;
+      sums.weight[r] *= factor;
+      for (int64_t c = 0; c < rank; ++c) sums.latent[r * rank + c] *= factor;
     }
   }
 
@@ -173,12 +182,12 @@ class PrefillTask {
   const int64_t first_row_;         // of each head
   const int64_t head_rows_, rows_;  // of one head, of all
   int64_t begin_ = 0, end_ = 0;     // tokens that any of the queries may see
-  int rank_ = 0;
   PreparedQueries queries_;
   std::vector<RowSum> sums_;
-  std::vector<float> exact_, latent_;  // [rows][Dv], [rows][rank]
-  std::vector<float> scores_;          // [rows][kTileTokens]
-  std::vector<float> tile_;            // K: [rank][32]; V: [tokens][rank]
+  std::vector<float> exact_;         // [rows][Dv]
+  std::vector<LatentSums> latents_;  // one per codec
+  std::vector<float> scores_;        // [rows][kTileTokens]
+  std::vector<float> tile_;          // K: [rank][32]; V: [tokens][rank]
 };
 
 }  // namespace

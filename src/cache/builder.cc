@@ -23,6 +23,9 @@ ModelShape ModelShape::Uniform(int n_layers, int kv_heads, int head_dim) {
 
 namespace {
 
+// Tokens that the cells of many sequences are fitted on (docs/decisions/0008-epochs.md).
+constexpr int64_t kMostCellsToFit = 2048;
+
 void CheckShape(const ModelShape& shape) {
   auto require = [](bool ok, const std::string& what, int64_t value, const char* allowed) {
     if (!ok) throw InputError(what + " is " + std::to_string(value) + "; allowed is " + allowed);
@@ -53,7 +56,7 @@ std::optional<Calibration> OpenBasis(const ModelShape& shape, const KVCacheConfi
   if (!shape.model.empty() && basis.model != shape.model) {
     refuse("is of the model '" + basis.model + "'", "is '" + shape.model + "'");
   }
-  if (basis.layers.size() != shape.layers.size()) {
+  if (!shape.partial && basis.layers.size() != shape.layers.size()) {
     refuse("has " + std::to_string(basis.layers.size()) + " layers",
            "has " + std::to_string(shape.layers.size()));
   }
@@ -200,6 +203,11 @@ std::vector<CellCache> KVCacheBuilder::CellsForModel(const ModelShape& shape,
   }
   std::vector<CellCache> caches;
   for (const auto& context : MakeContexts(shape, config)) {
+    if (config.fit_tokens < 0 && !context->windowed()) {
+      // Who asks first need not be like those who ask later: a larger sample, where there is room.
+      const int64_t room = std::min(kMostCellsToFit, cells * streams / 4);
+      context->fit_tokens = std::max(context->fit_tokens, room);
+    }
     caches.push_back(CellCache(std::make_unique<Cells>(context, cells, streams)));
   }
   return caches;

@@ -18,8 +18,7 @@ static_assert(kBlockTokens == 32, "cells of a block are the bits of a word");
 Cells::Stream::Stream(const MemoryAccountPtr& account)
     : blocks(CountingAllocator<Block>(account)),
       positions(CountingAllocator<BlockPositions>(account)),
-      open(CountingAllocator<int64_t>(account)),
-      slabs(CountingAllocator<MemoryCharge>(account)) {}
+      open(CountingAllocator<int64_t>(account)) {}
 
 Cells::Cells(std::shared_ptr<LayerContext> context, int64_t cells, int streams)
     : context_(std::move(context)), cells_(cells) {
@@ -28,7 +27,9 @@ Cells::Cells(std::shared_ptr<LayerContext> context, int64_t cells, int streams)
 
 void Cells::Clear() {
   for (Stream& stream : streams_) stream = Stream(context_->account);
-  codec_.reset();
+  epochs_.clear();
+  newest_ = -1;
+  refit_ = {};
   rope_ = {};
   k_energy_ = v_energy_ = {};
 }
@@ -52,12 +53,13 @@ Cells::Place Cells::FindRange(int64_t first, int64_t n) const {
   return place;
 }
 
-const uint8_t* Cells::Page(const Stream& stream, int64_t frame) const {
-  return stream.pages.data() + frame * codec_->layout.page_bytes;
+const uint8_t* Cells::Page(const Stream& stream, int epoch, int64_t frame) const {
+  return stream.packed[static_cast<size_t>(epoch)].pages.data() +
+         frame * codec(epoch).layout.page_bytes;
 }
 
-uint8_t* Cells::Page(Stream& stream, int64_t frame) {
-  return const_cast<uint8_t*>(Page(std::as_const(stream), frame));
+uint8_t* Cells::Page(Stream& stream, int epoch, int64_t frame) {
+  return const_cast<uint8_t*>(Page(std::as_const(stream), epoch, frame));
 }
 
 void Cells::EnsureBlocks(Stream& stream, int64_t blocks) {
@@ -67,15 +69,19 @@ void Cells::EnsureBlocks(Stream& stream, int64_t blocks) {
   stream.blocks.resize(n);
 }
 
-void Cells::EnsureSlab(Stream& stream, int64_t frame) {
-  const auto slab = static_cast<size_t>(frame / slab_frames());
-  if (stream.slabs.size() <= slab) stream.slabs.resize(slab + 1);
-  if (stream.slabs[slab].bytes() > 0) return;
-  if (!stream.pages.data()) {
-    const int64_t frames = PagesFor(cells_, static_cast<int>(frame_cells()));
-    stream.pages = Region(frames * codec_->layout.page_bytes + kReadPadding);
+void Cells::EnsureSlab(Stream& stream, int epoch, int64_t frame) {
+  while (stream.packed.size() <= static_cast<size_t>(epoch)) {
+    stream.packed.emplace_back(context_->account);
   }
-  stream.slabs[slab] = MemoryCharge(context_->account, static_cast<int64_t>(slab_bytes()));
+  Packed& packed = stream.packed[static_cast<size_t>(epoch)];
+  const auto slab = static_cast<size_t>(frame / slab_frames());
+  if (packed.slabs.size() <= slab) packed.slabs.resize(slab + 1);
+  if (packed.slabs[slab].bytes() > 0) return;
+  if (!packed.pages.data()) {
+    const int64_t frames = PagesFor(cells_, static_cast<int>(frame_cells()));
+    packed.pages = Region(frames * codec(epoch).layout.page_bytes + kReadPadding);
+  }
+  packed.slabs[slab] = MemoryCharge(context_->account, static_cast<int64_t>(slab_bytes(epoch)));
 }
 
 void Cells::MakeExact(Stream& stream, int64_t block) {
@@ -90,19 +96,21 @@ void Cells::MakeExact(Stream& stream, int64_t block) {
 void Cells::Drop(Stream& stream, int64_t frame) {
   const auto blocks = static_cast<int64_t>(stream.blocks.size());
   const int64_t first = frame * frame_blocks(), end = std::min(first + frame_blocks(), blocks);
-  bool packed = false;
+  int epoch = -1;
   for (int64_t b = first; b < end; ++b) {
-    packed |= stream.blocks[b].encoded;
+    epoch = std::max(epoch, stream.blocks[b].epoch);
     stream.blocks[b] = {};
     std::erase(stream.open, b);
   }
-  if (!packed) return;
+  if (epoch < 0) return;
+  --epochs_[static_cast<size_t>(epoch)].frames;
   const int64_t slab = frame / slab_frames(), per_slab = slab_frames() * frame_blocks();
   const auto begin = stream.blocks.begin() + slab * per_slab;
   const auto last = stream.blocks.begin() + std::min((slab + 1) * per_slab, blocks);
-  if (std::none_of(begin, last, [](const Block& b) { return b.encoded; })) {
-    stream.slabs[slab] = MemoryCharge();
-    stream.pages.Release(slab * slab_bytes(), slab_bytes());
+  if (std::none_of(begin, last, [&](const Block& b) { return b.epoch == epoch; })) {
+    Packed& packed = stream.packed[static_cast<size_t>(epoch)];
+    packed.slabs[slab] = MemoryCharge();
+    packed.pages.Release(slab * slab_bytes(epoch), slab_bytes(epoch));
   }
 }
 
@@ -141,7 +149,7 @@ void Cells::Reopen(Stream& stream, int64_t frame) {
                           stream.blocks.begin() + first + frame_blocks());
   Drop(stream, frame);
   for (int64_t i = 0; i < frame_blocks(); ++i) {
-    kept[i].encoded = false;
+    kept[i].epoch = -1;
     kept[i].exact = std::move(exact[i]);
     stream.blocks[first + i] = std::move(kept[i]);
     stream.open.push_back(first + i);
@@ -157,7 +165,7 @@ void Cells::Open(const CellRows& rows) {
     last = place.stream * cells_ + block;
     Stream& stream = streams_[place.stream];
     EnsureBlocks(stream, block + 1);
-    if (stream.blocks[block].encoded) Reopen(stream, block / frame_blocks());
+    if (stream.blocks[block].encoded()) Reopen(stream, block / frame_blocks());
     MakeExact(stream, block);
   }
 }
@@ -199,7 +207,7 @@ void Cells::Put(bool values, const CellRows& rows) {
   if (!values) Seal();
   Open(rows);
   Write(values, rows);
-  if (!values && !codec_) rope_ = rows.rope ? *rows.rope : RopeParams();
+  if (!values && !fitted()) rope_ = rows.rope ? *rows.rope : RopeParams();
 }
 
 void Cells::Write(bool values, const CellRows& rows) {
@@ -224,20 +232,33 @@ void Cells::Write(bool values, const CellRows& rows) {
   }
 }
 
+namespace {
+
+// Its place among the codecs of the view, where it is put if it is not there.
+int CodecIndex(const LayerCodec& codec, TokenView& view) {
+  for (size_t i = 0; i < view.codecs.size(); ++i) {
+    if (view.codecs[i] == &codec) return static_cast<int>(i);
+  }
+  view.codecs.push_back(&codec);
+  return static_cast<int>(view.codecs.size()) - 1;
+}
+
+}  // namespace
+
 template <typename F>
 void Cells::FillView(const Stream& stream, int64_t begin, int64_t end, int64_t cells,
                      const F& hidden, TokenView& view) const {
   view.context = context_.get();
-  view.codec = nullptr;
+  view.codecs.clear();
   view.size = cells;
   view.window = 0;
   view.segments.clear();
   view.pages.clear();
   const auto blocks = static_cast<int64_t>(stream.blocks.size());
   for (int64_t b = begin; b < end;) {
-    const bool there = b < blocks && (stream.blocks[b].exact || stream.blocks[b].encoded);
-    const bool encoded = there && stream.blocks[b].encoded;
-    const int64_t step = encoded ? frame_blocks() : 1;
+    const bool there = b < blocks && (stream.blocks[b].exact || stream.blocks[b].encoded());
+    const int epoch = there ? stream.blocks[b].epoch : -1;
+    const int64_t step = epoch >= 0 ? frame_blocks() : 1;
     bool seen = false;
     for (int64_t i = 0; i < step && b + i < end; ++i) seen |= !hidden(b + i);
     if (seen && !there) {
@@ -248,33 +269,27 @@ void Cells::FillView(const Stream& stream, int64_t begin, int64_t end, int64_t c
     if (seen) {
       const int64_t first = b * kBlockTokens;
       const int64_t count = std::min(step * kBlockTokens, cells - first);
+      const int codec_index = epoch >= 0 ? CodecIndex(codec(epoch), view) : -1;
       Segment* last = view.segments.empty() ? nullptr : &view.segments.back();
-      if (last && last->encoded == encoded && last->first + last->count == first) {
+      if (last && last->codec == codec_index && last->first + last->count == first) {
         last->count += count;
       } else {
-        view.segments.push_back({.layout = encoded ? &codec_->layout : &exact_layout(),
-                                 .encoded = encoded,
+        view.segments.push_back({.layout = epoch >= 0 ? &codec(epoch).layout : &exact_layout(),
+                                 .codec = codec_index,
                                  .first = first,
                                  .count = count,
                                  .page = view.pages.size(),
                                  .positions = &stream.positions[b]});
       }
-      view.pages.push_back(encoded ? Page(stream, b / step) : stream.blocks[b].exact->data());
-      if (encoded) view.codec = codec_.get();
+      view.pages.push_back(epoch >= 0 ? Page(stream, epoch, b / step)
+                                      : stream.blocks[b].exact->data());
     }
     b += step;
   }
 }
 
 void Cells::Attend(const CellAttendArgs& args, const MutableTensor& out) const {
-  CheckTensor(args.q, (Where(shape()) + "Q").c_str(), {1, -1, -1, shape().head_dim_k});
-  CheckTensor(out, (Where(shape()) + "the output").c_str(),
-              {1, args.q.shape[1], args.q.shape[2], shape().head_dim_v});
-  if (args.q.shape[1] % shape().kv_heads != 0) {
-    throw InputError(Where(shape()) + "Q has " + std::to_string(args.q.shape[1]) +
-                     " heads; allowed are multiples of the " + std::to_string(shape().kv_heads) +
-                     " KV heads");
-  }
+  CheckQueries(shape(), 1, args.q, out);
   const Place place = FindRange(args.first, args.cells);
   if (place.cell != 0 || args.cells < 1 || (args.mask && args.mask_stride < args.cells)) {
     throw InputError(Where(shape()) + std::to_string(args.cells) + " cells from " +
@@ -311,10 +326,10 @@ void Cells::Read(bool values, int64_t first, int64_t n, float* out) const {
     const int64_t end = std::min((block + 1) * kBlockTokens, place.cell + n);
     if (block >= blocks) return;
     const int64_t frame_first = block / frame_blocks() * frame_blocks();
-    const bool encoded = stream.blocks[block].encoded;
+    const bool encoded = stream.blocks[block].encoded();
     FillView(
         stream, encoded ? frame_first : block, encoded ? frame_first + frame_blocks() : block + 1,
-        cells_, [&](int64_t b) { return !stream.blocks[b].exact && !stream.blocks[b].encoded; },
+        cells_, [&](int64_t b) { return !stream.blocks[b].exact && !stream.blocks[b].encoded(); },
         view);
     const uint32_t set = values ? stream.blocks[block].values : stream.blocks[block].keys;
     for (int h = 0; h < shape().kv_heads && !view.segments.empty(); ++h) {

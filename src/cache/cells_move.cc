@@ -46,11 +46,12 @@ void Cells::CopyFrame(bool values, const Stream& from, int64_t from_frame, Strea
   const auto blocks = static_cast<int64_t>(from.blocks.size());
   const int64_t source = from_frame * frame_blocks(), target = to_frame * frame_blocks();
   const int64_t n = std::min(frame_blocks(), blocks - source);
-  const bool packed = n > 0 && from.blocks[source].encoded;
+  const int epoch = n > 0 ? from.blocks[source].epoch : -1;
+  const bool packed = epoch >= 0;
   if (!values) {
     // What was there goes, with the values: theirs come next.
-    const bool fits = target < static_cast<int64_t>(to.blocks.size()) &&
-                      to.blocks[target].encoded == packed && packed;
+    const bool fits = target < static_cast<int64_t>(to.blocks.size()) && packed &&
+                      to.blocks[target].epoch == epoch;
     if (!fits) Drop(to, to_frame);
     if (n <= 0) return;
     EnsureBlocks(to, target + n);
@@ -63,10 +64,11 @@ void Cells::CopyFrame(bool values, const Stream& from, int64_t from_frame, Strea
     CopyBlock(values, from, source + i, to, target + i);
   }
   if (!packed) return;
-  EnsureSlab(to, to_frame);
-  CopySide(codec_->layout, values, Page(from, from_frame), Page(to, to_frame));
+  EnsureSlab(to, epoch, to_frame);
+  CopySide(codec(epoch).layout, values, Page(from, epoch, from_frame), Page(to, epoch, to_frame));
+  if (to.blocks[target].epoch < 0) ++epochs_[static_cast<size_t>(epoch)].frames;
   for (int64_t i = 0; i < n; ++i) {
-    to.blocks[target + i].encoded = true;
+    to.blocks[target + i].epoch = epoch;
     CopyBlock(values, from, source + i, to, target + i);
   }
 }
@@ -136,7 +138,8 @@ void Cells::TurnFrame(const RopeParams& rope, Stream& stream, int64_t frame, con
   bool turns = false;
   for (int64_t c = begin; c < begin + frame_cells(); ++c) turns |= shift(c) != 0;
   if (!turns) return;
-  const bool packed = stream.blocks[frame * frame_blocks()].encoded;
+  const int epoch = stream.blocks[frame * frame_blocks()].epoch;
+  const bool packed = epoch >= 0;
   std::vector<BufferPtr> decoded;
   std::vector<uint8_t*> pages;
   for (int64_t i = 0; i < frame_blocks(); ++i) {
@@ -165,9 +168,9 @@ void Cells::TurnFrame(const RopeParams& rope, Stream& stream, int64_t frame, con
   }
   if (!packed) return;
   for (int64_t i = 0; i < frame_blocks(); ++i) Normalise(stream, frame * frame_blocks() + i);
-  for (size_t u = 0; u < codec_->units.size(); ++u) {
-    EncodeSide(*context_, *codec_, pages.data(), &stream.positions[frame * frame_blocks()],
-               static_cast<int>(u), false, Page(stream, frame));
+  for (size_t u = 0; u < codec(epoch).units.size(); ++u) {
+    EncodeSide(*context_, codec(epoch), pages.data(), &stream.positions[frame * frame_blocks()],
+               static_cast<int>(u), false, Page(stream, epoch, frame));
   }
 }
 

@@ -1,4 +1,4 @@
-// How cells are packed: which rows the codec is fitted on, which blocks are due.
+// How cells are packed: which blocks are due, and what they take.
 #include <algorithm>
 #include <bit>
 #include <numeric>
@@ -35,66 +35,6 @@ void Cells::Normalise(Stream& stream, int64_t block) {
   stream.blocks[block].list.reset();
 }
 
-std::vector<Cells::Place> Cells::RowsToFit() const {
-  std::vector<Place> rows;
-  const int64_t most =
-      context_->fit_tokens == 0
-          ? cells_ * streams()
-          : std::max<int64_t>(2, context_->fit_due() - context_->config.sink_tokens);
-  for (int s = 0; s < streams(); ++s) {
-    const Stream& stream = streams_[s];
-    std::vector<int64_t> open(stream.open.begin(), stream.open.end());
-    std::sort(open.begin(), open.end());
-    for (const int64_t b : open) {
-      const uint32_t set = stream.blocks[b].keys & stream.blocks[b].values;
-      for (int t = 0; t < kBlockTokens && static_cast<int64_t>(rows.size()) < most; ++t) {
-        const int64_t cell = b * kBlockTokens + t;
-        if ((set >> t & 1) && !IsSink(stream, cell)) rows.push_back({s, cell});
-      }
-    }
-  }
-  return rows;
-}
-
-void Cells::Fit() {
-  const int64_t due = std::max<int64_t>(2, context_->fit_due() - context_->config.sink_tokens);
-  int64_t there = 0;
-  for (const Stream& stream : streams_) {
-    for (const int64_t b : stream.open) {
-      there += std::popcount(stream.blocks[b].keys & stream.blocks[b].values);
-    }
-  }
-  if (there < due) return;
-  const std::vector<Place> places = RowsToFit();
-  if (static_cast<int64_t>(places.size()) < due) return;
-  FitRows rows;
-  if (context_->method->fits()) {
-    for (const Place& p : places) {
-      rows.positions.push_back(streams_[p.stream].positions[p.cell / kBlockTokens].at(
-          static_cast<int>(p.cell % kBlockTokens)));
-    }
-  }
-  rows.read = [&](int head, bool is_v, int64_t first, int64_t n, float* out) {
-    TokenView view;
-    for (int64_t i = first; i < first + n;) {
-      const Place& p = places[i];
-      const int64_t block = p.cell / kBlockTokens;
-      int64_t run = 1;
-      while (i + run < first + n && places[i + run].stream == p.stream &&
-             places[i + run].cell == p.cell + run && (p.cell + run) / kBlockTokens == block) {
-        ++run;
-      }
-      view.context = context_.get();
-      view.pages = {streams_[p.stream].blocks[block].exact->data()};
-      const Segment segment{
-          .layout = &exact_layout(), .first = block * kBlockTokens, .count = kBlockTokens};
-      DecodeRows(view, segment, head, is_v, p.cell, p.cell + run, out + (i - first) * dim(is_v));
-      i += run;
-    }
-  };
-  codec_ = FitCodec(*context_, rope_, rows);
-}
-
 bool Cells::Due(const Stream& stream, int64_t frame) const {
   const int64_t first = frame * frame_blocks();
   if (first + frame_blocks() > static_cast<int64_t>(stream.blocks.size())) return false;
@@ -108,11 +48,13 @@ bool Cells::Due(const Stream& stream, int64_t frame) const {
 }
 
 void Cells::Encode(Stream& stream, const std::vector<int64_t>& frames) {
-  const int64_t sides = 2 * static_cast<int64_t>(codec_->units.size());
+  Epoch& epoch = epochs_[static_cast<size_t>(newest_)];
+  const LayerCodec& codec = *epoch.codec;
+  const int64_t sides = 2 * static_cast<int64_t>(codec.units.size());
   const auto n = static_cast<int64_t>(frames.size());
   std::vector<const uint8_t*> exact;
   for (const int64_t f : frames) {
-    EnsureSlab(stream, f);
+    EnsureSlab(stream, newest_, f);
     for (int64_t b = f * frame_blocks(); b < (f + 1) * frame_blocks(); ++b) {
       Normalise(stream, b);
       exact.push_back(stream.blocks[b].exact->data());
@@ -121,36 +63,45 @@ void Cells::Encode(Stream& stream, const std::vector<int64_t>& frames) {
   std::vector<Energy> energies(static_cast<size_t>(n * sides));
   ParallelFor(context_->threads, n * sides, [&](int64_t task) {
     const int64_t i = task / sides;
-    energies[task] =
-        EncodeSide(*context_, *codec_, &exact[i * frame_blocks()],
-                   &stream.positions[frames[i] * frame_blocks()],
-                   static_cast<int>(task % sides / 2), task % 2, Page(stream, frames[i]));
+    energies[task] = EncodeSide(
+        *context_, codec, &exact[i * frame_blocks()], &stream.positions[frames[i] * frame_blocks()],
+        static_cast<int>(task % sides / 2), task % 2, Page(stream, newest_, frames[i]));
   });
+  double lost[2] = {};
   for (int64_t i = 0; i < n * sides; ++i) {
     Energy& sum = i % 2 ? v_energy_ : k_energy_;
     sum.all += energies[i].all;
     sum.kept += std::min(energies[i].kept, energies[i].all);
+    lost[i % 2] += energies[i].lost;
   }
+  epoch.frames += n;
+  const int packed_by = newest_;
+  Watch(stream, frames, lost);  // may begin an epoch, for the next
   for (const int64_t f : frames) {
     for (int64_t b = f * frame_blocks(); b < (f + 1) * frame_blocks(); ++b) {
       stream.blocks[b].exact.reset();
-      stream.blocks[b].encoded = true;
+      stream.blocks[b].epoch = packed_by;
       std::erase(stream.open, b);
     }
   }
 }
 
+std::vector<int64_t> Cells::DueFrames(const Stream& stream) const {
+  std::vector<int64_t> frames;
+  for (const int64_t b : stream.open) frames.push_back(b / frame_blocks());
+  std::sort(frames.begin(), frames.end());
+  frames.erase(std::unique(frames.begin(), frames.end()), frames.end());
+  std::erase_if(frames, [&](int64_t f) { return !Due(stream, f); });
+  return frames;
+}
+
 // A slab at a time, so that exact blocks go as packed ones come.
 void Cells::Seal() {
   if (!context_->method->encodes()) return;
-  if (!codec_) Fit();
-  if (!codec_) return;
+  if (!fitted()) Fit();
+  if (!fitted()) return;
   for (Stream& stream : streams_) {
-    std::vector<int64_t> frames;
-    for (const int64_t b : stream.open) frames.push_back(b / frame_blocks());
-    std::sort(frames.begin(), frames.end());
-    frames.erase(std::unique(frames.begin(), frames.end()), frames.end());
-    std::erase_if(frames, [&](int64_t f) { return !Due(stream, f); });
+    const std::vector<int64_t> frames = DueFrames(stream);
     for (size_t i = 0; i < frames.size();) {
       size_t end = i + 1;
       while (end < frames.size() && frames[end] / slab_frames() == frames[i] / slab_frames()) ++end;
@@ -162,36 +113,44 @@ void Cells::Seal() {
 
 CacheStats Cells::Stats() const {
   CacheStats stats;
-  int64_t packed_frames = 0, slabs = 0;
+  int64_t slabs = 0;
   for (const Stream& stream : streams_) {
     stats.table_bytes += static_cast<int64_t>(stream.blocks.capacity() * sizeof(Block) +
                                               stream.positions.capacity() * sizeof(BlockPositions) +
-                                              stream.open.capacity() * sizeof(int64_t) +
-                                              stream.slabs.capacity() * sizeof(MemoryCharge));
+                                              stream.open.capacity() * sizeof(int64_t));
+    for (const Packed& packed : stream.packed) {
+      stats.table_bytes += static_cast<int64_t>(packed.slabs.capacity() * sizeof(MemoryCharge));
+    }
     for (const Block& block : stream.blocks) {
       const int tokens = std::popcount(block.keys & block.values);
       stats.tokens += tokens;
-      (block.encoded ? stats.encoded_tokens : stats.exact_tokens) += tokens;
-      packed_frames += block.encoded;
+      (block.encoded() ? stats.encoded_tokens : stats.exact_tokens) += tokens;
       if (block.exact) stats.window_bytes += static_cast<int64_t>(block.exact->size());
       if (block.list) stats.table_bytes += static_cast<int64_t>(block.list->size());
     }
-    for (const MemoryCharge& slab : stream.slabs) slabs += slab.bytes();
+    for (const Packed& packed : stream.packed) {
+      for (const MemoryCharge& slab : packed.slabs) slabs += slab.bytes();
+    }
   }
-  packed_frames /= frame_blocks();
-  if (codec_) {
-    for (const SideCodec* side : {&codec_->k, &codec_->v}) {
+  for (const Epoch& epoch : epochs_) {
+    for (const SideCodec* side : {&epoch.codec->k, &epoch.codec->v}) {
       for (const GroupCodec& group : side->groups) {
-        const int64_t sides = group.units * packed_frames;
+        const int64_t sides = group.units * epoch.frames;
         stats.code_bytes += sides * static_cast<int64_t>(group.plan.code_bytes());
         stats.scale_bytes += sides * static_cast<int64_t>(group.plan.scale_bytes);
       }
     }
-    stats.basis_bytes = codec_->basis_bytes();
-    stats.rank_k = codec_->k.basis_rank();
-    stats.rank_v = codec_->v.basis_rank();
-    stats.assigned_avg_bits = std::max(codec_->k.CodeBits(), codec_->v.CodeBits());
-    stats.code_bits = (codec_->k.StoredBits() + codec_->v.StoredBits()) / 2;
+    stats.basis_bytes += epoch.codec->basis_bytes();
+  }
+  if (refit_.sample) stats.table_bytes += refit_.sample->nbytes();
+  if (refit_.candidate) stats.basis_bytes += refit_.candidate->basis_bytes();
+  stats.epochs = static_cast<int>(epochs_.size());
+  if (fitted()) {
+    const LayerCodec& newest = codec(newest_);
+    stats.rank_k = newest.k.basis_rank();
+    stats.rank_v = newest.v.basis_rank();
+    stats.assigned_avg_bits = std::max(newest.k.CodeBits(), newest.v.CodeBits());
+    stats.code_bits = (newest.k.StoredBits() + newest.v.StoredBits()) / 2;
   }
   if (!context_->method->encodes()) {
     stats.assigned_avg_bits = stats.code_bits =

@@ -7,6 +7,7 @@
 #include "base/tensor_io.h"
 #include "base/threads.h"
 #include "cache/attention.h"
+#include "cache/attention_common.h"
 #include "cache/kv_cache_impl.h"
 #include "palu/errors.h"
 
@@ -36,7 +37,7 @@ const KVCacheConfig& KVCache::config() const { return impl_->given; }
 void KVCache::Append(const ConstTensor& k, const ConstTensor& v, const AppendArgs& args) {
   const LayerShape& s = shape();
   const int64_t batch = static_cast<int64_t>(impl_->sequences.size());
-  const std::string where = "layer " + std::to_string(s.index) + ": ";
+  const std::string where = Where(s);
   CheckTensor(k, (where + "K").c_str(), {batch, s.kv_heads, -1, s.head_dim_k});
   CheckTensor(v, (where + "V").c_str(), {batch, s.kv_heads, k.shape[2], s.head_dim_v});
   for (int64_t b = 0; b < batch; ++b) impl_->sequences[b].CheckAppend(k, v, b, args);
@@ -58,15 +59,8 @@ void KVCache::Append(const ConstTensor& k, const ConstTensor& v, const AppendArg
 void KVCache::Attend(const AttendArgs& args, const MutableTensor& out) const {
   const LayerShape& s = shape();
   const int64_t batch = static_cast<int64_t>(impl_->sequences.size());
-  const std::string where = "layer " + std::to_string(s.index) + ": ";
-  CheckTensor(args.q, (where + "Q").c_str(), {batch, -1, -1, s.head_dim_k});
-  CheckTensor(out, (where + "the output").c_str(),
-              {batch, args.q.shape[1], args.q.shape[2], s.head_dim_v});
-  if (args.q.shape[1] % s.kv_heads != 0) {
-    throw InputError(where + "Q has " + std::to_string(args.q.shape[1]) +
-                     " heads; allowed are multiples of the " + std::to_string(s.kv_heads) +
-                     " KV heads");
-  }
+  const std::string where = Where(s);
+  CheckQueries(s, batch, args.q, out);
   if (size() == 0) throw StateError(where + "attention over an empty cache; append tokens first");
   if (args.q.shape[2] > size()) {
     throw InputError(where + "Q has " + std::to_string(args.q.shape[2]) +
@@ -168,6 +162,7 @@ CacheStats KVCache::Stats() const {
   for (const Sequence& sequence : impl_->sequences) {
     const LayerCodec* codec = sequence.codec();
     if (!codec) continue;
+    stats.epochs = 1;
     stats.rank_k = std::max(stats.rank_k, codec->k.basis_rank());
     stats.rank_v = std::max(stats.rank_v, codec->v.basis_rank());
     stats.assigned_avg_bits =

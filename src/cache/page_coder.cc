@@ -129,14 +129,14 @@ void TakeMeans(const GroupCodec& group, const BlockPositions& positions, int hea
 void DecodeRows(const TokenView& view, const Segment& segment, int head, bool is_v, int64_t begin,
                 int64_t end, float* out) {
   const PageLayout& layout = *segment.layout;
-  const int unit = segment.encoded ? view.codec->unit_of_head[head] : head;
+  const LayerCodec* const codec = segment.encoded() ? view.codecs[segment.codec] : nullptr;
+  const int unit = codec ? codec->unit_of_head[head] : head;
   const PagePlan& plan = *(is_v ? layout.v : layout.k)[unit];
   const size_t offset = (is_v ? layout.v_offset : layout.k_offset)[unit];
   const LayerShape& shape = view.context->shape;
   const int dim = is_v ? shape.head_dim_v : shape.head_dim_k;
   std::vector<float> tile(static_cast<size_t>(kBlockTokens) * plan.rank), basis;
-  const GroupCodec* group =
-      segment.encoded ? &(is_v ? view.codec->v : view.codec->k).unit(unit) : nullptr;
+  const GroupCodec* const group = codec ? &view.group(segment, is_v, unit) : nullptr;
   if (group) {
     basis.resize(group->basis.size());
     Active().f16_to_f32(group->basis.data(), basis.data(), static_cast<int64_t>(basis.size()));
@@ -151,8 +151,8 @@ void DecodeRows(const TokenView& view, const Segment& segment, int head, bool is
     const float* const latents = tile.data() + static_cast<size_t>(column) * plan.rank;
     float* const rows = out + (t - begin) * dim;
     if (group) {
-      FromLatents(*group, head - view.codec->units[unit].first, dim,
-                  segment.block(at / kBlockTokens), column, count, basis.data(), latents, rows);
+      FromLatents(*group, head - codec->units[unit].first, dim, segment.block(at / kBlockTokens),
+                  column, count, basis.data(), latents, rows);
     } else {
       std::copy_n(latents, count * dim, rows);
     }
@@ -206,8 +206,14 @@ Energy EncodeSide(const LayerContext& context, const LayerCodec& codec, const ui
                   .n = tokens,
                   .k = width});
   }
-  for (int64_t j = 0; j < static_cast<int64_t>(rank) * tokens; ++j) {
-    energy.kept += static_cast<double>(latent[j]) * latent[j];
+  for (int c = 0; c < rank; ++c) {
+    double sum = 0;
+    for (int t = 0; t < tokens; ++t) {
+      const double x = latent[static_cast<int64_t>(c) * tokens + t];
+      sum += x * x;
+    }
+    energy.kept += sum;
+    if (!group.plan.raw) energy.lost += std::ldexp(sum, -2 * group.plan.bits[c]);
   }
   // Latents of a weighted fit are no lengths; their share cannot be told.
   if (!group.encoder.empty()) energy.kept = energy.all;

@@ -30,9 +30,10 @@ void WriteExactRow(const PagePlan& plan, const float* row, int64_t dim, int t, u
 void DecodeRows(const TokenView& view, const Segment& segment, int head, bool is_v, int64_t begin,
                 int64_t end, float* out);
 
-// Sums of squares of encoded tokens less their means, and of their latents.
+// Sums of squares of encoded tokens less their means, and of their latents; and what a latent of b
+// bits loses of its own, as far as b tells: 4^-b. 0 for latents in fp16.
 struct Energy {
-  double all = 0, kept = 0;
+  double all = 0, kept = 0, lost = 0;
 };
 
 // Packs page_tokens tokens, given as exact pages of 32, as one side of one unit. page: the packed
@@ -45,6 +46,30 @@ struct FitRows {
   std::vector<int64_t> positions;  // of each of them
   // Rows [first, first + n) of one side of one head: out [n][D].
   std::function<void(int head, bool is_v, int64_t first, int64_t n, float* out)> read;
+};
+
+// Moments of rows that come bit by bit, for a fit on all of them.
+class FitSample {
+ public:
+  // account: counts it, for a sample that is kept; or null. `context` must outlive it. Errors:
+  // MemoryError.
+  FitSample(const LayerContext& context, const RopeParams& rope, const MemoryAccountPtr& account);
+  // Cost: dim^2 / 2 multiply-adds in double per row of a unit and side.
+  void Add(const FitRows& rows);
+  int64_t rows() const { return rows_; }
+  int64_t nbytes() const { return charge_.bytes(); }
+  // The codec that is fitted on them; nothing of them is left. Errors: MemoryError, ConfigError.
+  std::shared_ptr<const LayerCodec> Fit();
+
+ private:
+  bool averaged() const;
+
+  const LayerContext& context_;
+  RopeParams rope_;
+  LayerMoments layer_;            // units and groups; the rest at the end
+  std::vector<Moments> moments_;  // K and V of every group; keys un-rotated if averaged()
+  int64_t rows_ = 0;
+  MemoryCharge charge_;
 };
 
 // The codec of a layer: from its basis file, or fitted on `rows`. rope: how their keys were

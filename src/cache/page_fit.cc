@@ -100,48 +100,79 @@ Moments UnitMoments(const LayerShape& shape, const FitRows& from, const HeadUnit
   return moments;
 }
 
-// Moments of both sides, by group.
-LayerMoments CollectMoments(const LayerContext& context, const RopeParams& rope,
-                            const FitRows& rows) {
-  const bool averaged = context.config.key_fit == KeyFit::kAveraged && !rope.inv_freq.empty();
-  LayerMoments layer;
-  DivideHeads(context.config, *context.method, context.shape.kv_heads, layer);
-  // One task per (unit, side); summed over units in order afterwards.
-  std::vector<Moments> moments(2 * layer.units.size(), Moments(0));
-  ParallelFor(context.threads, static_cast<int64_t>(moments.size()), [&](int64_t i) {
-    const bool is_v = i % 2;
-    moments[i] = UnitMoments(context.shape, rows, layer.units[i / 2], is_v,
-                             averaged && !is_v ? &rope : nullptr);
-  });
-  for (const HeadRange& group : layer.groups) {
-    Moments k = std::move(moments[2 * group.first]), v = std::move(moments[2 * group.first + 1]);
-    for (int u = group.first + 1; u < group.last; ++u) {
-      k.Add(moments[2 * u]);
-      v.Add(moments[2 * u + 1]);
-    }
-    const HeadUnit& unit = layer.units[group.first];
-    layer.v.push_back(std::move(v));
-    if (averaged) {
-      AddKeys(std::move(k), unit.last - unit.first, context, rope, layer);
-    } else {
-      layer.k.push_back(std::move(k));
+}  // namespace
+
+FitSample::FitSample(const LayerContext& context, const RopeParams& rope,
+                     const MemoryAccountPtr& account)
+    : context_(context), rope_(rope) {
+  DivideHeads(context.config, *context.method, context.shape.kv_heads, layer_);
+  int64_t bytes = 0;
+  for (const HeadRange& group : layer_.groups) {
+    const HeadUnit& unit = layer_.units[group.first];
+    for (const int dim : {context.shape.head_dim_k, context.shape.head_dim_v}) {
+      const int64_t width = int64_t{dim} * (unit.last - unit.first);
+      bytes += (width + 1) * width * static_cast<int64_t>(sizeof(double));
     }
   }
-  return layer;
+  if (account) charge_ = MemoryCharge(account, bytes);
 }
 
-}  // namespace
+bool FitSample::averaged() const {
+  return context_.config.key_fit == KeyFit::kAveraged && !rope_.inv_freq.empty();
+}
+
+void FitSample::Add(const FitRows& rows) {
+  // One task per (unit, side); summed over units in order afterwards.
+  std::vector<Moments> moments(2 * layer_.units.size(), Moments(0));
+  ParallelFor(context_.threads, static_cast<int64_t>(moments.size()), [&](int64_t i) {
+    const bool is_v = i % 2;
+    moments[i] = UnitMoments(context_.shape, rows, layer_.units[i / 2], is_v,
+                             averaged() && !is_v ? &rope_ : nullptr);
+  });
+  const bool first = moments_.empty();
+  for (size_t g = 0; g < layer_.groups.size(); ++g) {
+    const HeadRange& group = layer_.groups[g];
+    for (int u = group.first; u < group.last; ++u) {
+      for (size_t side = 0; side < 2; ++side) {
+        Moments& from = moments[2 * static_cast<size_t>(u) + side];
+        if (first && u == group.first) {
+          moments_.push_back(std::move(from));
+        } else {
+          moments_[2 * g + side].Add(from);
+        }
+      }
+    }
+  }
+  rows_ += static_cast<int64_t>(rows.positions.size());
+}
+
+std::shared_ptr<const LayerCodec> FitSample::Fit() {
+  for (size_t g = 0; g < layer_.groups.size(); ++g) {
+    const HeadUnit& unit = layer_.units[layer_.groups[g].first];
+    Moments &k = moments_[2 * g], &v = moments_[2 * g + 1];
+    layer_.v.push_back(std::move(v));
+    if (averaged()) {
+      AddKeys(std::move(k), unit.last - unit.first, context_, rope_, layer_);
+    } else {
+      layer_.k.push_back(std::move(k));
+    }
+  }
+  const LayerShape& shape = context_.shape;
+  return FitLayer(context_.config, *context_.method, shape.head_dim_k, shape.head_dim_v,
+                  context_.bits, layer_, context_.account);
+}
 
 std::shared_ptr<const LayerCodec> FitCodec(const LayerContext& context, const RopeParams& rope,
                                            const FitRows& rows) {
   if (context.calibration) return context.calibration->Codec(context, rope);
+  if (context.method->fits()) {
+    FitSample sample(context, rope, nullptr);
+    sample.Add(rows);
+    return sample.Fit();
+  }
   const LayerShape& shape = context.shape;
   LayerMoments moments;
-  if (context.method->fits()) {
-    moments = CollectMoments(context, rope, rows);
-  } else {
-    DivideHeads(context.config, *context.method, shape.kv_heads, moments);
-  }
+  DivideHeads(context.config, *context.method, shape.kv_heads, moments);
   return FitLayer(context.config, *context.method, shape.head_dim_k, shape.head_dim_v, context.bits,
                   moments, context.account);
 }

@@ -27,7 +27,8 @@ int64_t Sequence::window_first() const { return encoded_first() + encoded_tokens
 
 void Sequence::FillView(TokenView& view) const {
   view.context = context_.get();
-  view.codec = encoded_tokens() > 0 ? codec_.get() : nullptr;
+  view.codecs.clear();
+  if (encoded_tokens() > 0) view.codecs.push_back(codec_.get());
   view.size = size_;
   view.window = context_->shape.window;
   view.segments.clear();
@@ -35,7 +36,7 @@ void Sequence::FillView(TokenView& view) const {
   auto add = [&](const PageStore& store, bool encoded, int64_t first, int64_t count) {
     if (count == 0) return;
     view.segments.push_back({.layout = &store.layout(),
-                             .encoded = encoded,
+                             .codec = encoded ? 0 : -1,
                              .first = first,
                              .count = count,
                              .page = view.pages.size(),

@@ -187,7 +187,8 @@ const std::vector<Option>& Options() {
                  "rotated with key_fit=averaged, or fixed", &C::key_mean,
                  {{"fixed", KeyMean::kFixed}, {"rotated", KeyMean::kRotated}}),
       NumberOption("fit_tokens",
-                   "fit on the first so many tokens; -1 = 8 head_dim, 0 = the first append",
+                   "fit on the first so many tokens; -1 = 8 head_dim (plug-in: up to 2048), 0 = "
+                   "the first append",
                    "a whole number from -1 to 1048576", &C::fit_tokens),
       EnumOption("quantize_values", "false keeps the latents of V in fp16", "true or false",
                  &C::quantize_values, {{"true", true}, {"false", false}}),
