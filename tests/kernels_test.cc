@@ -512,8 +512,8 @@ class Projections : public Kernels {
     return c;
   }
   static BasisArgs Args(Case& c, int rank, int dim, int rows) {
-    return {c.basis.data(), c.stride, rank, dim, c.x.data(), c.x_stride, rows, c.out.data(),
-            c.out_stride};
+    return {c.basis.data(), c.stride, rank,         dim,         c.x.data(),
+            c.x_stride,     rows,     c.out.data(), c.out_stride};
   }
 
   void Check(bool expand, int rank, int dim, int rows) {

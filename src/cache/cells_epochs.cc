@@ -2,10 +2,10 @@
 // has the figures.
 #include <algorithm>
 #include <bit>
+#include <exception>
 
 #include "base/threads.h"
 #include "cache/cells.h"
-#include "palu/errors.h"
 
 namespace palu {
 namespace {
@@ -91,8 +91,8 @@ void Cells::Watch(const Stream& stream, const std::vector<int64_t>& frames, cons
     refit_.packed += static_cast<int64_t>(frames.size()) * frame_cells();
     if (refit_.packed < refit_.interval || FreeEpoch() < 0) return;
     refit_.sample = std::make_unique<FitSample>(*context_, rope_, context_->account);
-  } catch (const Error&) {
-    // No memory for it, or nothing that the options allow: the epoch goes on.
+  } catch (const std::exception&) {
+    // No memory for it, or nothing that the options allow: the epoch goes on, and so does packing.
     EndTrial();
   }
 }
