@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <numeric>
 
 #include "fit/basis.h"
 #include "fit/calibration_file.h"
@@ -368,6 +369,31 @@ TEST_F(BasisFile, ServesSomeOfItsLayersWhereTheShapeSaysSo) {
   some.layers[0].index = 7;
   ExpectSays(MessageOf<FormatError>([&] { KVCacheBuilder::ForModel(some, config); }),
              {"no layer 7"});
+}
+
+TEST_F(BasisFile, StaysWithCellsThatAreCleared) {
+  auto caches = KVCacheBuilder::CellsForModel(
+      shape_, KVCacheConfig::Parse("palu:recent_tokens=20,basis=" + Write()), kTokens, 1);
+  CellCache& cache = caches[0];
+  const Floats k = TokenMajor(RopedKeys(dims_, rope_, 5), dims_),
+               v = TokenMajor(Gaussian(dims_.size(), 6, 2), dims_);
+  std::vector<int64_t> cells(kTokens);
+  std::iota(cells.begin(), cells.end(), int64_t{0});
+  const auto put = [&](const RopeParams& rope) {
+    cache.PutKeys({.cells = cells.data(), .n = kTokens, .rows = k.data(), .rope = &rope});
+    cache.PutValues({.cells = cells.data(), .n = kTokens, .rows = v.data()});
+    cache.Seal();
+  };
+  put(rope_);
+  EXPECT_GT(cache.Stats().encoded_tokens, 0);
+  EXPECT_EQ(cache.nbytes(), KVCacheBuilder::Memory(cache).allocated_bytes);
+  cache.Clear();
+  EXPECT_EQ(cache.nbytes(), KVCacheBuilder::Memory(cache).allocated_bytes);
+  RopeParams other = rope_;
+  for (float& f : other.inv_freq) f *= 0.5f;
+  ExpectSays(MessageOf<StateError>([&] { put(other); }), {"rope differs", "basis=FILE"});
+  put(rope_);
+  EXPECT_GT(cache.Stats().encoded_tokens, 0);
 }
 
 TEST_F(BasisFile, IsNotWrittenFromTooLittleOrWhereItCannotBe) {

@@ -89,6 +89,22 @@ TEST_P(CellShapes, ACopyOfAStreamKeepsItsCodes) {
   EXPECT_NE(host.Rows(false, 310, 1), host.Rows(false, 630, 1));
 }
 
+TEST_P(CellShapes, ACopyOfAnEmptyStreamLeavesCellsThatCanBeWritten) {
+  CellShape s = GetParam();
+  s.streams = 2;
+  s.cells = 320;
+  Host host(s, 17);
+  // Positions that do not follow each other, then nothing, then other ones.
+  host.Put(0, 5, {320, 322, 321});
+  host.Put(0, 40, {323});
+  for (const bool values : {false, true}) host.cache().Copy(values, 0, 320, 320);
+  for (int64_t c = 320; c < 324; ++c) host.Free(c);
+  host.Put(1, 9, {321});
+  host.Put(1, 2, From(324, 100));
+  ExpectAttends(host, 1, {{1, 101}}, Tolerance(host.cache()));
+  EXPECT_EQ(host.cache().Stats().tokens, 101);
+}
+
 TEST_P(CellShapes, CopiesOfSomeCellsMoveRows) {
   Host host(GetParam(), 7);
   host.Put(0, 0, From(0, 200));

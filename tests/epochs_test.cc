@@ -6,9 +6,9 @@ namespace {
 
 using namespace test;
 
-// A trial comes about 2,048 + 512 + 256 packed tokens after a fit.
+// A trial comes about 2,048 + 2,048 + 256 packed tokens after a fit.
 constexpr char kSpec[] = "palu:bits=auto:3,fit_tokens=512,recent_tokens=32";
-constexpr int64_t kPastTrial = 3584;
+constexpr int64_t kPastTrial = 4608;
 
 CellShape Shape(int64_t cells, int streams = 1, std::string config = kSpec) {
   CellShape shape{.name = "", .config = std::move(config)};
@@ -161,8 +161,9 @@ TEST(Epochs, TurnedKeysStayInTheirOwn) {
 
 TEST(Epochs, WhereMemoryIsShortTheFitStays) {
   CellShape shape = Shape(8192);
-  shape.heads = 1, shape.q_heads = 3, shape.dim_k = shape.dim_v = 128;
-  constexpr int64_t kSample = 128 * 129 * 8 * 2;  // bytes of second moments
+  shape.heads = 1, shape.q_heads = 3, shape.dim_k = shape.dim_v = 256;
+  constexpr int64_t kSample = 256 * 257 * 8 * 2;  // bytes of second moments
+  constexpr int64_t kTrial = 2560;                // tokens from the first of the sample on
   Host roomy(shape);
   PutText(roomy, 1, 0, 2048);
   int64_t at = 2048, before = 0;
@@ -171,21 +172,30 @@ TEST(Epochs, WhereMemoryIsShortTheFitStays) {
     PutText(roomy, 2, at, 256);
     at += 256;
   }
-  PutText(roomy, 2, at, 1280);
+  PutText(roomy, 2, at, kTrial);
   EXPECT_EQ(Epochs(roomy), 2);
-  // Enough for the tokens, not for the sample.
-  const int64_t most = before + kSample * 3 / 4;
-  shape.config += ",max_bytes=" + std::to_string(most);
-  Host tight(shape);
-  PutText(tight, 1, 0, 2048);
-  PutText(tight, 2, 2048, at + 1280 - 2048);
-  EXPECT_EQ(Epochs(tight), 1);
-  EXPECT_LE(KVCacheBuilder::Memory(tight.cache()).allocated_bytes, most);
-  ExpectAttendsOverAll(tight, at + 1280);
+  // Enough for the tokens, but not for the sample; or for the sample, until tokens need its place.
+  for (const int64_t most : {before + kSample * 3 / 4, before + kSample + 150000}) {
+    shape.config = std::string(kSpec) + ",max_bytes=" + std::to_string(most);
+    Host tight(shape);
+    PutText(tight, 1, 0, 2048);
+    PutText(tight, 2, 2048, at + kTrial - 2048);
+    EXPECT_EQ(Epochs(tight), 1);
+    EXPECT_LE(KVCacheBuilder::Memory(tight.cache()).allocated_bytes, most);
+    ExpectBytesOfTheAllocator(tight);
+    ExpectAttendsOverAll(tight, at + kTrial);
+  }
+}
+
+TEST(Epochs, WhatTheOldSubspaceLeavesOutCounts) {
+  Host host(Shape(12288, 1, "palu:rank=24,bits=4,fit_tokens=512,recent_tokens=32"));
+  PutText(host, 1, 0, 2048);
+  PutText(host, 2, 2048, 2 * kPastTrial);
+  EXPECT_EQ(Epochs(host), 2);
 }
 
 TEST(Epochs, MethodsWithoutAFitHaveOne) {
-  Host host(Shape(10240, 1, "uniform:bits=4,recent_tokens=32"));
+  Host host(Shape(12288, 1, "uniform:bits=4,recent_tokens=32"));
   PutText(host, 1, 0, 2048);
   PutText(host, 2, 2048, 2 * kPastTrial);
   EXPECT_EQ(Epochs(host), 1);

@@ -11,7 +11,7 @@
 // `recent_tokens` more tokens came to its stream; then it is packed. It is opened again when one of
 // its cells is overwritten. Blocks with one of the first `sink_tokens` positions stay exact.
 // The codec is fitted on the first tokens, and again where later ones are clearly unlike them; what
-// is packed stays as it is.
+// the first one packed belongs to it until it is written anew.
 #ifndef PALU_CELL_CACHE_H_
 #define PALU_CELL_CACHE_H_
 
@@ -77,11 +77,12 @@ class CellCache {
   // nothing was written.
   void Read(bool values, int64_t first, int64_t n, float* out) const;
   // Cells [to, to + n) become copies of [from, from + n), one side at a time: keys first, then
-  // values. Whole blocks keep their codes. Both ranges lie in one stream each.
+  // values. Whole blocks keep their codes. Both ranges lie in one stream each. Errors: InputError;
+  // MemoryError, after which some of the cells are copied and others are not.
   void Copy(bool values, int64_t from, int64_t to, int64_t n);
   // Turns the keys of cells [first, first + n) of one stream on by shifts[i] positions (context
   // shift); 0 leaves a cell as it is. Packed blocks are decoded, turned and packed again, one at a
-  // time.
+  // time. Errors: InputError; MemoryError, after which some of the cells are turned: clear the cache.
   void Turn(const RopeParams& rope, const int32_t* shifts, int64_t first, int64_t n);
   // Forgets everything, the basis too.
   void Clear();

@@ -100,10 +100,10 @@ void Cells::Drop(Stream& stream, int64_t frame) {
   for (int64_t b = first; b < end; ++b) {
     epoch = std::max(epoch, stream.blocks[b].epoch);
     stream.blocks[b] = {};
+    stream.positions[b] = {};
     std::erase(stream.open, b);
   }
   if (epoch < 0) return;
-  --epochs_[static_cast<size_t>(epoch)].frames;
   const int64_t slab = frame / slab_frames(), per_slab = slab_frames() * frame_blocks();
   const auto begin = stream.blocks.begin() + slab * per_slab;
   const auto last = stream.blocks.begin() + std::min((slab + 1) * per_slab, blocks);
@@ -112,6 +112,8 @@ void Cells::Drop(Stream& stream, int64_t frame) {
     packed.slabs[slab] = MemoryCharge();
     packed.pages.Release(slab * slab_bytes(epoch), slab_bytes(epoch));
   }
+  Epoch& old = epochs_[static_cast<size_t>(epoch)];
+  if (--old.frames == 0 && epoch != newest_) old.codec.reset();
 }
 
 void Cells::DecodeFrame(const Stream& stream, int64_t frame, bool values,
@@ -145,13 +147,17 @@ void Cells::Reopen(Stream& stream, int64_t frame) {
   }
   stream.open.reserve(stream.open.size() + exact.size());
   for (const bool values : {false, true}) DecodeFrame(stream, frame, values, pages.data());
-  std::vector<Block> kept(stream.blocks.begin() + first,
-                          stream.blocks.begin() + first + frame_blocks());
+  const auto of_frame = [&](auto& all) {
+    return std::vector(all.begin() + first, all.begin() + first + frame_blocks());
+  };
+  std::vector<Block> kept = of_frame(stream.blocks);
+  const std::vector<BlockPositions> positions = of_frame(stream.positions);
   Drop(stream, frame);
   for (int64_t i = 0; i < frame_blocks(); ++i) {
     kept[i].epoch = -1;
     kept[i].exact = std::move(exact[i]);
     stream.blocks[first + i] = std::move(kept[i]);
+    stream.positions[first + i] = positions[i];
     stream.open.push_back(first + i);
   }
 }
@@ -201,11 +207,17 @@ void Cells::Put(bool values, const CellRows& rows) {
     }
   }
   if (!values && rows.rope) CheckRope(shape(), *rows.rope);
+  if (!values && !fitted() && context_->calibration && rows.rope &&
+      !context_->calibration->Fits(*rows.rope)) {
+    throw StateError(Where(shape()) +
+                     "rope differs from that of the cells before; a cache with basis=FILE has one "
+                     "rotation");
+  }
   ConstTensor tensor{rows.rows, DType::kF32, {1, shape().kv_heads, rows.n, dim(values)}, {}};
   tensor.stride = {0, dim(values), stride, 1};
   CheckValues(*context_, tensor, 0, values ? "V" : "K");
   if (!values) Seal();
-  Open(rows);
+  MakingRoom([&] { Open(rows); });
   Write(values, rows);
   if (!values && !fitted()) rope_ = rows.rope ? *rows.rope : RopeParams();
 }

@@ -20,6 +20,7 @@
 #include "cache/page_store.h"
 #include "cache/token_view.h"
 #include "palu/cell_cache.h"
+#include "palu/errors.h"
 
 namespace palu {
 
@@ -152,6 +153,18 @@ class Cells {
   void Try(const Stream& stream, const std::vector<int64_t>& frames, const double lost[2]);
   // The epoch goes on, and the next trial is further away.
   void EndTrial();
+  // f(), which changes nothing if it throws MemoryError; then again without the sample and the
+  // candidate, if there are any: what is stored goes first.
+  template <typename F>
+  void MakingRoom(const F& f) {
+    try {
+      f();
+    } catch (const MemoryError&) {
+      if (!refit_.sample && !refit_.candidate) throw;
+      EndTrial();
+      f();
+    }
+  }
 
   // Blocks [begin, end) of a stream that are there, without those that `hidden(block)` names.
   template <typename F>

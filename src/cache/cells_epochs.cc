@@ -13,8 +13,10 @@ namespace {
 constexpr size_t kMostEpochs = 4;
 // Tokens that are packed before the first sample; after a trial that changed nothing twice as many.
 constexpr int64_t kFirstInterval = 2048;
+constexpr int64_t kSampleTokens = 2048;  // at least
 constexpr int64_t kTrialTokens = 256;
-// An epoch begins where the old codec loses so many times what the new one does.
+// An epoch begins where the old codec loses so many times what the new one does on one side, and
+// not clearly less on the other.
 constexpr double kClearlyMore = 1.2;
 
 }  // namespace
@@ -111,8 +113,7 @@ void Cells::Sample(const Stream& stream, const std::vector<int64_t>& frames) {
     }
   }
   refit_.sample->Add(RowsAt(std::move(places)));
-  const int64_t enough = 8 * std::max(shape().head_dim_k, shape().head_dim_v);
-  if (refit_.sample->rows() < std::max(enough, context_->fit_due())) return;
+  if (refit_.sample->rows() < std::max(kSampleTokens, context_->fit_due())) return;
   refit_.candidate = refit_.sample->Fit();
   refit_.sample.reset();
 }
@@ -137,10 +138,15 @@ void Cells::Try(const Stream& stream, const std::vector<int64_t>& frames, const 
   for (int side = 0; side < 2; ++side) refit_.lost[side][1] += lost[side];
   refit_.tried += n * frame_cells();
   if (refit_.tried < kTrialTokens) return;
-  const auto better = [&](int side) {
-    return refit_.lost[side][1] > kClearlyMore * refit_.lost[side][0];
+  const auto clearly_more = [&](int side, int by, int than) {
+    return refit_.lost[side][by] > kClearlyMore * refit_.lost[side][than];
   };
-  if (FreeEpoch() >= 0 && (better(0) || better(1))) return Begin(std::move(refit_.candidate));
+  bool better = false, worse = false;
+  for (int side = 0; side < 2; ++side) {
+    better |= clearly_more(side, 1, 0);
+    worse |= clearly_more(side, 0, 1);
+  }
+  if (FreeEpoch() >= 0 && better && !worse) return Begin(std::move(refit_.candidate));
   EndTrial();
 }
 

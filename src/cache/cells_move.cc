@@ -24,12 +24,16 @@ void CopySide(const PageLayout& layout, bool values, const uint8_t* from, uint8_
 void Cells::CopyPositions(const Stream& from, int64_t from_block, Stream& to, int64_t to_block) {
   const BlockPositions& source = from.positions[from_block];
   Block& block = to.blocks[to_block];
+  BufferPtr list;
+  if (source.list) {
+    list = std::make_shared<Buffer>(context_->account, sizeof(int32_t) * kBlockTokens);
+    std::memcpy(list->data(), source.list, sizeof(int32_t) * kBlockTokens);
+  }
+  block.list = std::move(list);
   to.positions[to_block] = source;
-  block.list.reset();
-  if (!source.list) return;
-  block.list = std::make_shared<Buffer>(context_->account, sizeof(int32_t) * kBlockTokens);
-  std::memcpy(block.list->data(), source.list, sizeof(int32_t) * kBlockTokens);
-  to.positions[to_block].list = reinterpret_cast<const int32_t*>(block.list->data());
+  if (block.list) {
+    to.positions[to_block].list = reinterpret_cast<const int32_t*>(block.list->data());
+  }
 }
 
 void Cells::CopyBlock(bool values, const Stream& from, int64_t from_block, Stream& to,
@@ -59,12 +63,12 @@ void Cells::CopyFrame(bool values, const Stream& from, int64_t from_frame, Strea
   for (int64_t i = 0; i < n; ++i) {
     const Block& block = from.blocks[source + i];
     if (packed || !block.exact) continue;
-    MakeExact(to, target + i);
+    MakingRoom([&] { MakeExact(to, target + i); });
     CopySide(exact_layout(), values, block.exact->data(), to.blocks[target + i].exact->data());
     CopyBlock(values, from, source + i, to, target + i);
   }
   if (!packed) return;
-  EnsureSlab(to, epoch, to_frame);
+  MakingRoom([&] { EnsureSlab(to, epoch, to_frame); });
   CopySide(codec(epoch).layout, values, Page(from, epoch, from_frame), Page(to, epoch, to_frame));
   if (to.blocks[target].epoch < 0) ++epochs_[static_cast<size_t>(epoch)].frames;
   for (int64_t i = 0; i < n; ++i) {

@@ -105,7 +105,7 @@ void Cells::Seal() {
     for (size_t i = 0; i < frames.size();) {
       size_t end = i + 1;
       while (end < frames.size() && frames[end] / slab_frames() == frames[i] / slab_frames()) ++end;
-      Encode(stream, {frames.begin() + i, frames.begin() + end});
+      MakingRoom([&] { Encode(stream, {frames.begin() + i, frames.begin() + end}); });
       i = end;
     }
   }
@@ -133,6 +133,8 @@ CacheStats Cells::Stats() const {
     }
   }
   for (const Epoch& epoch : epochs_) {
+    if (!epoch.codec) continue;
+    stats.epochs += epoch.frames > 0;
     for (const SideCodec* side : {&epoch.codec->k, &epoch.codec->v}) {
       for (const GroupCodec& group : side->groups) {
         const int64_t sides = group.units * epoch.frames;
@@ -140,11 +142,11 @@ CacheStats Cells::Stats() const {
         stats.scale_bytes += sides * static_cast<int64_t>(group.plan.scale_bytes);
       }
     }
-    stats.basis_bytes += epoch.codec->basis_bytes();
+    if (!context_->calibration) stats.basis_bytes += epoch.codec->basis_bytes();
   }
+  if (context_->calibration) stats.basis_bytes = context_->calibration->nbytes();
   if (refit_.sample) stats.table_bytes += refit_.sample->nbytes();
   if (refit_.candidate) stats.basis_bytes += refit_.candidate->basis_bytes();
-  stats.epochs = static_cast<int>(epochs_.size());
   if (fitted()) {
     const LayerCodec& newest = codec(newest_);
     stats.rank_k = newest.k.basis_rank();

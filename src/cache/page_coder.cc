@@ -217,6 +217,7 @@ Energy EncodeSide(const LayerContext& context, const LayerCodec& codec, const ui
   }
   // Latents of a weighted fit are no lengths; their share cannot be told.
   if (!group.encoder.empty()) energy.kept = energy.all;
+  energy.lost += std::max(0.0, energy.all - energy.kept);
   kernels.encode_page(group.plan, latent, tokens,
                       page + (is_v ? layout.v_offset : layout.k_offset)[unit]);
   return energy;

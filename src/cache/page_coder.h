@@ -30,8 +30,9 @@ void WriteExactRow(const PagePlan& plan, const float* row, int64_t dim, int t, u
 void DecodeRows(const TokenView& view, const Segment& segment, int head, bool is_v, int64_t begin,
                 int64_t end, float* out);
 
-// Sums of squares of encoded tokens less their means, and of their latents; and what a latent of b
-// bits loses of its own, as far as b tells: 4^-b. 0 for latents in fp16.
+// Sums of squares of encoded tokens less their means, and of their latents; and what is lost of
+// them, as far as the bits tell: 4^-b of a latent of b bits, nothing of one in fp16, and all that
+// lies outside the subspace.
 struct Energy {
   double all = 0, kept = 0, lost = 0;
 };
