@@ -82,7 +82,8 @@ class CellCache {
   void Copy(bool values, int64_t from, int64_t to, int64_t n);
   // Turns the keys of cells [first, first + n) of one stream on by shifts[i] positions (context
   // shift); 0 leaves a cell as it is. Packed blocks are decoded, turned and packed again, one at a
-  // time. Errors: InputError; MemoryError, after which some of the cells are turned: clear the cache.
+  // time. Errors: InputError; MemoryError, after which some of the cells are turned: clear the
+  // cache.
   void Turn(const RopeParams& rope, const int32_t* shifts, int64_t first, int64_t n);
   // Forgets everything, the basis too.
   void Clear();
