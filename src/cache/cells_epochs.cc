@@ -162,7 +162,8 @@ void Cells::Begin(std::shared_ptr<const LayerCodec> codec) {
   epochs_[static_cast<size_t>(place)] = {std::move(codec), 0};
   newest_ = place;
   refit_ = {};
-  refit_.interval = kFirstInterval;
+  // Layers take turns: no step pays for all their fits.
+  refit_.interval = kFirstInterval + shape().index % 32 * kBlockTokens;
 }
 
 int Cells::FreeEpoch() const {
