@@ -7,6 +7,10 @@
 
 #include "palu/errors.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 namespace palu {
 
 std::string FormatBytes(int64_t bytes) {
@@ -45,6 +49,12 @@ size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kA
 
 // Aligned by hand: glibc before 2.38 does not take a freed aligned block for a new one of the same
 // size, so that pages which come and go would grow the heap without end.
+void ReturnFreedMemory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
 Buffer::Buffer(const MemoryAccountPtr& account, size_t bytes)
     : charge_(account, static_cast<int64_t>(RoundUp(bytes))),
       block_(std::malloc(RoundUp(bytes) + kAlignment)),

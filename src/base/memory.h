@@ -58,6 +58,9 @@ class MemoryCharge {
   int64_t bytes_ = 0;
 };
 
+// Gives freed memory back to the system where the allocator would keep it for later.
+void ReturnFreedMemory();
+
 // A zeroed, counted block, 64-byte aligned.
 class Buffer {
  public:
