@@ -47,14 +47,14 @@ size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kA
 
 }  // namespace
 
-// Aligned by hand: glibc before 2.38 does not take a freed aligned block for a new one of the same
-// size, so that pages which come and go would grow the heap without end.
 void ReturnFreedMemory() {
 #ifdef __GLIBC__
   malloc_trim(0);
 #endif
 }
 
+// Aligned by hand: glibc before 2.38 does not take a freed aligned block for a new one of the same
+// size, so that pages which come and go would grow the heap without end.
 Buffer::Buffer(const MemoryAccountPtr& account, size_t bytes)
     : charge_(account, static_cast<int64_t>(RoundUp(bytes))),
       block_(std::malloc(RoundUp(bytes) + kAlignment)),

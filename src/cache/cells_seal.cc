@@ -112,7 +112,7 @@ void Cells::Seal() {
       i = end;
     }
   }
-  // The exact blocks of a first fit lie scattered in the heap, which would stay as large as it was.
+  // The exact blocks of a prompt lie scattered in the heap, which would stay as large as it was.
   if (static_cast<int64_t>(packed) * frame_cells() >= kManyTokens) ReturnFreedMemory();
 }
 
