@@ -14,15 +14,17 @@
 namespace palu {
 namespace {
 
-// Keeps the first exception of many tasks.
+// Keeps the first exception of many tasks, after which no other begins.
 class FirstError {
  public:
-  void Run(const std::function<void(int64_t)>& body, int64_t i) noexcept {
+  void Run(const Stage& stage, int64_t i) noexcept {
+    if (failed_.load(std::memory_order_relaxed)) return;
     try {
-      body(i);
+      stage.body(i);
     } catch (...) {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (!error_) error_ = std::current_exception();
+      failed_ = true;
     }
   }
   void Rethrow() {
@@ -30,9 +32,60 @@ class FirstError {
   }
 
  private:
+  std::atomic<bool> failed_{false};
   std::mutex mutex_;
   std::exception_ptr error_;
 };
+
+// Tasks of all stages in one row. A thread takes the next one, and waits before the first of a
+// stage until all before it have ended: threads took them, so they will.
+class Tasks {
+ public:
+  explicit Tasks(std::span<const Stage> stages) : stages_(stages) {}
+
+  void Work() {
+    size_t stage = 0;
+    int64_t first = 0;  // task of the stage
+    for (;;) {
+      const int64_t task = next_.fetch_add(1, std::memory_order_relaxed);
+      while (stage < stages_.size() && task >= first + stages_[stage].n) {
+        first += stages_[stage++].n;
+      }
+      if (stage == stages_.size()) return;
+      AwaitEnded(first);
+      errors_.Run(stages_[stage], task - first);
+      ended_.fetch_add(1, std::memory_order_release);
+    }
+  }
+  void Rethrow() { errors_.Rethrow(); }
+
+ private:
+  void AwaitEnded(int64_t tasks) const {
+    constexpr int kSpins = 2000;  // some microseconds: stages are short
+    for (int i = 0; ended_.load(std::memory_order_acquire) < tasks; ++i) {
+      if (i >= kSpins) std::this_thread::yield();
+    }
+  }
+
+  std::span<const Stage> stages_;
+  alignas(64) std::atomic<int64_t> next_{0};
+  alignas(64) std::atomic<int64_t> ended_{0};
+  FirstError errors_;
+};
+
+void RunOnThreads(int threads, Tasks& tasks) {
+#ifdef PALU_OPENMP
+  // The OpenMP pool is the one that ggml uses, so a host's threads and ours are the same threads.
+  // Always all of them: libgomp ends those that a smaller team does not need.
+#pragma omp parallel num_threads(threads)
+  tasks.Work();
+#else
+  std::vector<std::thread> pool;
+  for (int t = 1; t < threads; ++t) pool.emplace_back([&] { tasks.Work(); });
+  tasks.Work();
+  for (std::thread& thread : pool) thread.join();
+#endif
+}
 
 }  // namespace
 
@@ -46,27 +99,22 @@ int ResolveThreads(int requested) {
 }
 
 void ParallelFor(int threads, int64_t n, const std::function<void(int64_t)>& body) {
-  threads = static_cast<int>(std::min<int64_t>(threads, n));
-  if (threads <= 1) {
-    for (int64_t i = 0; i < n; ++i) body(i);
+  const Stage stage{n, body};
+  ParallelStages(threads, {&stage, 1});
+}
+
+void ParallelStages(int threads, std::span<const Stage> stages) {
+  const bool shared =
+      threads > 1 && std::any_of(stages.begin(), stages.end(), [](auto& s) { return s.n > 1; });
+  if (!shared) {
+    for (const Stage& stage : stages) {
+      for (int64_t i = 0; i < stage.n; ++i) stage.body(i);
+    }
     return;
   }
-  FirstError errors;
-#ifdef PALU_OPENMP
-  // The OpenMP pool is the one that ggml uses, so a host's threads and ours are the same threads.
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (int64_t i = 0; i < n; ++i) errors.Run(body, i);
-#else
-  std::atomic<int64_t> next{0};
-  auto work = [&] {
-    for (int64_t i; (i = next.fetch_add(1)) < n;) errors.Run(body, i);
-  };
-  std::vector<std::thread> pool;
-  for (int t = 1; t < threads; ++t) pool.emplace_back(work);
-  work();
-  for (std::thread& thread : pool) thread.join();
-#endif
-  errors.Rethrow();
+  Tasks tasks(stages);
+  RunOnThreads(threads, tasks);
+  tasks.Rethrow();
 }
 
 }  // namespace palu

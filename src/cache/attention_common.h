@@ -48,6 +48,9 @@ struct AttendCall {
 
   const LayerShape& shape() const { return view.context->shape; }
   int64_t query_index(int64_t i) const { return view.size - n + i; }  // its place in the sequence
+  int unit_of_head(int kv_head) const {
+    return view.codecs.empty() ? kv_head : view.codecs[0]->unit_of_head[kv_head];
+  }
   int head_of_row(int kv_head, int64_t row) const {
     return kv_head * group + static_cast<int>(row % group);
   }

@@ -1,6 +1,7 @@
 // Attention of few queries: straight from packed pages, cut into runs of tokens that are merged in
 // a fixed order.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <span>
 #include <vector>
@@ -11,7 +12,9 @@
 namespace palu {
 namespace {
 
-constexpr int64_t kRunTokens = 1024;  // of one task
+// Of one task. Each starts with reads that nothing foresaw, so they are long, unless there would be
+// few of them. Their number may depend on the cache alone: the same for any number of threads.
+constexpr int64_t kRunTokens = 1024, kShortRunTokens = 512, kFewTasks = 16;
 // Below so many multiply-adds a call is not worth waking threads.
 constexpr int64_t kSerialWork = 1 << 18;
 
@@ -133,9 +136,11 @@ void AddDecodeTasks(const AttendCall& call, int unit, std::vector<DecodeTask>& t
   int64_t begin, end, unused;
   call.Visible(0, begin, unused);
   call.Visible(call.n - 1, unused, end);
+  const int64_t run =
+      call.units.size() * call.view.size < kFewTasks * kRunTokens ? kShortRunTokens : kRunTokens;
   for (const Segment& segment : call.view.segments) {
     const int page_tokens = segment.layout->page_tokens;
-    const int64_t step = kRunTokens / page_tokens;
+    const int64_t step = run / page_tokens;
     const int64_t pages = (segment.count + page_tokens - 1) / page_tokens;
     for (int64_t p = 0; p < pages; p += step) {
       const int64_t n = std::min(step, pages - p);
@@ -233,20 +238,21 @@ void AttendDecode(const AttendCall& call) {
   sums.assign(static_cast<size_t>(all_sums), RowSum());
   acc.assign(static_cast<size_t>(all_sums * acc_stride), 0.0f);
 
-  ParallelFor(threads, units,
-              [&](int64_t u) { queries[u].Prepare(call, static_cast<int>(u), 0, rows); });
-  ParallelFor(threads, static_cast<int64_t>(tasks.size()), [&](int64_t t) {
-    const int64_t first = tasks[t].first_sum;
-    DecodeRun(call, tasks[t], queries[tasks[t].unit], sums.data() + first,
-              acc.data() + first * acc_stride, acc_stride);
-  });
-  ParallelFor(threads, units, [&](int64_t u) {
-    const std::span<const DecodeTask> own(tasks.data() + first_task[u],
-                                          first_task[u + 1] - first_task[u]);
-    for (int h = call.units[u].first; h < call.units[u].last; ++h) {
-      MergeHead(call, static_cast<int>(u), h, rows, own, sums.data(), acc.data(), acc_stride);
-    }
-  });
+  const Stage prepare{units,
+                      [&](int64_t u) { queries[u].Prepare(call, static_cast<int>(u), 0, rows); }};
+  const Stage run{static_cast<int64_t>(tasks.size()), [&](int64_t t) {
+                    const int64_t first = tasks[t].first_sum;
+                    DecodeRun(call, tasks[t], queries[tasks[t].unit], sums.data() + first,
+                              acc.data() + first * acc_stride, acc_stride);
+                  }};
+  const Stage merge{heads, [&](int64_t h) {
+                      const int u = call.unit_of_head(static_cast<int>(h));
+                      const std::span<const DecodeTask> own(tasks.data() + first_task[u],
+                                                            first_task[u + 1] - first_task[u]);
+                      MergeHead(call, u, static_cast<int>(h), rows, own, sums.data(), acc.data(),
+                                acc_stride);
+                    }};
+  ParallelStages(threads, std::array{prepare, run, merge});
 }
 
 }  // namespace palu
