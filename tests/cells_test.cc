@@ -263,6 +263,10 @@ TEST(Cells, BadInputSaysWhatIsAllowedAndChangesNothing) {
   ExpectThrows<InputError>([&] { put(512, 0); }, {"cell 512", "0 to 511"});
   ExpectThrows<InputError>([&] { put(-1, 0); }, {"cell -1", "0 to 511"});
   ExpectThrows<InputError>([&] { put(3, -4); }, {"position -4", "at least 0"});
+  const int64_t twice[] = {230, 7, 230};
+  const Floats rows(3 * row.size(), 1.0f);
+  ExpectThrows<InputError>([&] { cache.PutKeys({.cells = twice, .n = 3, .rows = rows.data()}); },
+                           {"cell 230 is given twice", "distinct"});
   row[70] = std::numeric_limits<float>::quiet_NaN();
   ExpectThrows<InputError>([&] { put(3, 3); }, {"K has NaN", "head 1", "channel 6"});
   ExpectThrows<InputError>([&] { cache.Copy(false, 500, 0, 20); }, {"20 cells from 500"});

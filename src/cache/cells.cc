@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <string>
 
 #include "base/fp16.h"
 #include "base/tensor_io.h"
+#include "base/threads.h"
 #include "cache/attention_common.h"
 #include "kernels/kernels.h"
 #include "palu/errors.h"
@@ -14,6 +16,21 @@
 namespace palu {
 
 static_assert(kBlockTokens == 32, "cells of a block are the bits of a word");
+
+namespace {
+
+void CheckDistinct(const LayerShape& shape, const CellRows& rows) {
+  const int64_t* const end = rows.cells + rows.n;
+  if (std::is_sorted(rows.cells, end, std::less_equal())) return;
+  std::vector<int64_t> sorted(rows.cells, end);
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice == sorted.end()) return;
+  throw InputError(Where(shape) + "cell " + std::to_string(*twice) +
+                   " is given twice; the cells of a call must be distinct");
+}
+
+}  // namespace
 
 Cells::Stream::Stream(const MemoryAccountPtr& account)
     : blocks(CountingAllocator<Block>(account)),
@@ -199,6 +216,7 @@ void Cells::Put(bool values, const CellRows& rows) {
                      std::to_string(stride) + " floats; allowed are 1 or more of at least " +
                      std::to_string(width(values)));
   }
+  CheckDistinct(shape(), rows);
   for (int64_t i = 0; i < rows.n; ++i) {
     Find(rows.cells[i]);
     if (!values && rows.positions && rows.positions[i] < 0) {
@@ -223,24 +241,33 @@ void Cells::Put(bool values, const CellRows& rows) {
 }
 
 void Cells::Write(bool values, const CellRows& rows) {
-  const int64_t stride = rows.stride > 0 ? rows.stride : width(values);
-  const PagePlan& plan = values ? context_->window.v : context_->window.k;
-  const std::vector<size_t>& offset = values ? exact_layout().v_offset : exact_layout().k_offset;
   for (int64_t i = 0; i < rows.n; ++i) {
     const Place place = Find(rows.cells[i]);
     Stream& stream = streams_[place.stream];
     Block& block = stream.blocks[place.cell / kBlockTokens];
-    const auto t = static_cast<int>(place.cell % kBlockTokens);
     if (!values) {
       SetPosition(stream, place.cell,
                   rows.positions ? rows.positions[i] : static_cast<int32_t>(place.cell));
       block.written = ++stream.clock;
     }
+    (values ? block.values : block.keys) |= 1u << place.cell % kBlockTokens;
+  }
+  ParallelFor(context_->threads, PagesFor(rows.n, kRowsAtOnce), [&](int64_t part) {
+    WriteRows(values, rows, part * kRowsAtOnce, std::min(rows.n, (part + 1) * kRowsAtOnce));
+  });
+}
+
+void Cells::WriteRows(bool values, const CellRows& rows, int64_t begin, int64_t end) {
+  const int64_t stride = rows.stride > 0 ? rows.stride : width(values);
+  const PagePlan& plan = values ? context_->window.v : context_->window.k;
+  const std::vector<size_t>& offset = values ? exact_layout().v_offset : exact_layout().k_offset;
+  for (int64_t i = begin; i < end; ++i) {
+    const Place place = Find(rows.cells[i]);
+    uint8_t* const page = streams_[place.stream].blocks[place.cell / kBlockTokens].exact->data();
     for (int h = 0; h < shape().kv_heads; ++h) {
-      WriteExactRow(plan, rows.rows + i * stride + int64_t{h} * dim(values), dim(values), t,
-                    block.exact->data() + offset[h]);
+      WriteExactRow(plan, rows.rows + i * stride + int64_t{h} * dim(values), dim(values),
+                    static_cast<int>(place.cell % kBlockTokens), page + offset[h]);
     }
-    (values ? block.values : block.keys) |= 1u << t;
   }
 }
 
@@ -330,29 +357,35 @@ void Cells::Read(bool values, int64_t first, int64_t n, float* out) const {
   const Place place = FindRange(first, n);
   const Stream& stream = streams_[place.stream];
   std::fill_n(out, n * width(values), 0.0f);
-  const auto blocks = static_cast<int64_t>(stream.blocks.size());
-  std::vector<float> rows(static_cast<size_t>(kBlockTokens) * dim(values));
+  const int64_t end =
+      std::min(place.cell + n, static_cast<int64_t>(stream.blocks.size()) * kBlockTokens);
+  if (place.cell >= end) return;
+  const int64_t first_block = place.cell / kBlockTokens;
+  ParallelFor(context_->threads, PagesFor(end, kBlockTokens) - first_block, [&](int64_t i) {
+    const int64_t cell = std::max(place.cell, (first_block + i) * kBlockTokens);
+    ReadBlock(values, stream, cell, std::min(end, (first_block + i + 1) * kBlockTokens),
+              out + (cell - place.cell) * width(values));
+  });
+}
+
+void Cells::ReadBlock(bool values, const Stream& stream, int64_t cell, int64_t end,
+                      float* out) const {
+  const int64_t block = cell / kBlockTokens, frame = block / frame_blocks() * frame_blocks();
+  const bool encoded = stream.blocks[block].encoded();
   TokenView view;
-  for (int64_t cell = place.cell; cell < place.cell + n;) {
-    const int64_t block = cell / kBlockTokens;
-    const int64_t end = std::min((block + 1) * kBlockTokens, place.cell + n);
-    if (block >= blocks) return;
-    const int64_t frame_first = block / frame_blocks() * frame_blocks();
-    const bool encoded = stream.blocks[block].encoded();
-    FillView(
-        stream, encoded ? frame_first : block, encoded ? frame_first + frame_blocks() : block + 1,
-        cells_, [&](int64_t b) { return !stream.blocks[b].exact && !stream.blocks[b].encoded(); },
-        view);
-    const uint32_t set = values ? stream.blocks[block].values : stream.blocks[block].keys;
-    for (int h = 0; h < shape().kv_heads && !view.segments.empty(); ++h) {
-      DecodeRows(view, view.segments[0], h, values, cell, end, rows.data());
-      for (int64_t c = cell; c < end; ++c) {
-        if ((set >> (c % kBlockTokens) & 1) == 0) continue;
-        std::copy_n(&rows[(c - cell) * dim(values)], dim(values),
-                    out + (c - place.cell) * width(values) + int64_t{h} * dim(values));
-      }
+  FillView(
+      stream, encoded ? frame : block, encoded ? frame + frame_blocks() : block + 1, cells_,
+      [&](int64_t b) { return !stream.blocks[b].exact && !stream.blocks[b].encoded(); }, view);
+  if (view.segments.empty()) return;
+  const uint32_t set = values ? stream.blocks[block].values : stream.blocks[block].keys;
+  std::vector<float> rows(static_cast<size_t>(kBlockTokens) * dim(values));
+  for (int h = 0; h < shape().kv_heads; ++h) {
+    DecodeRows(view, view.segments[0], h, values, cell, end, rows.data());
+    for (int64_t c = cell; c < end; ++c) {
+      if ((set >> (c % kBlockTokens) & 1) == 0) continue;
+      std::copy_n(&rows[(c - cell) * dim(values)], dim(values),
+                  out + (c - cell) * width(values) + int64_t{h} * dim(values));
     }
-    cell = end;
   }
 }
 

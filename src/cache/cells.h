@@ -118,6 +118,10 @@ class Cells {
   // One side of a packed frame, decoded into exact pages.
   void DecodeFrame(const Stream& stream, int64_t frame, bool values, uint8_t* const* exact) const;
   void Write(bool values, const CellRows& rows);
+  // Rows [begin, end) of them into exact blocks.
+  void WriteRows(bool values, const CellRows& rows, int64_t begin, int64_t end);
+  // Read for cells [cell, end) of one block.
+  void ReadBlock(bool values, const Stream& stream, int64_t cell, int64_t end, float* out) const;
   void SetPosition(Stream& stream, int64_t cell, int32_t position);
   // Turns the keys of an exact page. shifts: [32], 0 leaves a cell as it is.
   void TurnPage(const RopeParams& rope, const int32_t* shifts, uint8_t* page) const;

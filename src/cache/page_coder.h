@@ -25,6 +25,8 @@ void CheckRope(const LayerShape& shape, const RopeParams& rope);
 
 // Puts one row of [dim] into column t of one head's side of an exact page.
 void WriteExactRow(const PagePlan& plan, const float* row, int64_t dim, int t, uint8_t* side);
+// Rows that one task writes.
+inline constexpr int64_t kRowsAtOnce = 64;
 
 // Decoded rows of tokens [begin, end) of a segment, one side of one head: out [end - begin][D].
 void DecodeRows(const TokenView& view, const Segment& segment, int head, bool is_v, int64_t begin,

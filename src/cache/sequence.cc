@@ -8,6 +8,8 @@
 
 #include "base/fp16.h"
 #include "base/tensor_io.h"
+#include "base/threads.h"
+#include "cache/page_coder.h"
 #include "kernels/kernels.h"
 #include "palu/errors.h"
 
@@ -105,8 +107,23 @@ void Sequence::DropOutsideWindow() {
   dropped_ += (packed + exact) * kBlockTokens;
 }
 
+void Sequence::WriteToken(const ConstTensor& k, const ConstTensor& v, int64_t b, int64_t i,
+                          uint8_t* page, int column) const {
+  const PageLayout& layout = context_->window.layout;
+  thread_local std::vector<float> copy;
+  for (const bool is_v : {false, true}) {
+    const ConstTensor& x = is_v ? v : k;
+    copy.resize(static_cast<size_t>(x.shape[3]));
+    for (int h = 0; h < context_->shape.kv_heads; ++h) {
+      const float* row = RowOrNull(x, b, h, i);
+      if (!row) ReadRow(x, b, h, i, copy.data()), row = copy.data();
+      WriteExactRow(is_v ? context_->window.v : context_->window.k, row, x.shape[3], column,
+                    page + (is_v ? layout.v_offset : layout.k_offset)[h]);
+    }
+  }
+}
+
 void Sequence::WriteRows(const ConstTensor& k, const ConstTensor& v, int64_t b) {
-  const LayerShape& shape = context_->shape;
   const int64_t n = k.shape[2], end = size_ + n;
   const int64_t sinks = split_ ? config_sinks() : 0;
   const int64_t first =
@@ -124,26 +141,16 @@ void Sequence::WriteRows(const ConstTensor& k, const ConstTensor& v, int64_t b) 
     throw;
   }
 
-  const PageLayout& layout = context_->window.layout;
-  std::vector<float> copy(static_cast<size_t>(std::max(shape.head_dim_k, shape.head_dim_v)));
-  auto write = [&](const ConstTensor& x, const PagePlan& plan, int64_t h, int64_t i, size_t offset,
-                   uint8_t* page, int column) {
-    const float* row = RowOrNull(x, b, h, i);
-    if (!row) ReadRow(x, b, h, i, copy.data()), row = copy.data();
-    WriteExactRow(plan, row, x.shape[3], column, page + offset);
-  };
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t token = size_ + i;
-    const bool sink = token < sinks;
-    const int64_t at = sink ? token : token - first;
-    uint8_t* page = (sink ? sinks_ : window_).MutablePage(at / kBlockTokens);
-    for (int h = 0; h < shape.kv_heads; ++h) {
-      write(k, context_->window.k, h, i, layout.k_offset[h], page,
-            static_cast<int>(at % kBlockTokens));
-      write(v, context_->window.v, h, i, layout.v_offset[h], page,
-            static_cast<int>(at % kBlockTokens));
+  ParallelFor(context_->threads, PagesFor(n, kRowsAtOnce), [&](int64_t part) {
+    const int64_t last = std::min(n, (part + 1) * kRowsAtOnce);
+    for (int64_t i = part * kRowsAtOnce; i < last; ++i) {
+      const int64_t token = size_ + i;
+      const bool sink = token < sinks;
+      const int64_t at = sink ? token : token - first;
+      uint8_t* const page = (sink ? sinks_ : window_).MutablePage(at / kBlockTokens);
+      WriteToken(k, v, b, i, page, static_cast<int>(at % kBlockTokens));
     }
-  }
+  });
   size_ += n;
 }
 

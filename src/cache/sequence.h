@@ -69,6 +69,9 @@ class Sequence {
   int64_t encoded_first() const;  // index of the first token behind the dropped ones
   int64_t window_first() const;   // index of the window's first token
   void WriteRows(const ConstTensor& k, const ConstTensor& v, int64_t b);
+  // Row i of both into one column of an exact page.
+  void WriteToken(const ConstTensor& k, const ConstTensor& v, int64_t b, int64_t i, uint8_t* page,
+                  int column) const;
   bool ReadyToFit(int64_t& rows_end) const;
   void Fit(int64_t rows_end);
   int64_t PagesDue() const;
