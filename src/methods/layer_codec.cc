@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/fp16.h"
+#include "base/threads.h"
 #include "fit/basis.h"
 #include "fit/bit_plan.h"
 #include "palu/errors.h"
@@ -40,24 +41,30 @@ class SideFit {
         method_(method),
         order_(order),
         layer_(layer),
+        moments_(moments),
+        metrics_(metrics),
+        dim_(dim),
         budget_(budget),
-        exact_(exact) {
-    for (size_t g = 0; g < layer_.groups.size(); ++g) {
-      const HeadUnit& unit = layer_.units[layer_.groups[g].first];
-      const int channels = dim * (unit.last - unit.first);
-      axes_.push_back(MakeAxes(channels, moments.empty() ? nullptr : &moments[g],
-                               metrics.empty() ? nullptr : &metrics[g]));
-      const double rows = moments.empty() ? 0 : moments[g].rows;
-      ranks_.push_back(OwnRank(axes_[g], rows));
+        exact_(exact),
+        axes_(layer.groups.size()) {}
+
+  // Groups are independent; all of them come before Make.
+  void FitGroup(size_t g) {
+    const HeadUnit& unit = layer_.units[layer_.groups[g].first];
+    const int channels = dim_ * (unit.last - unit.first);
+    axes_[g] = MakeAxes(channels, moments_.empty() ? nullptr : &moments_[g],
+                        metrics_.empty() ? nullptr : &metrics_[g]);
+  }
+
+  SideCodec Make(int page_tokens) {
+    for (size_t g = 0; g < axes_.size(); ++g) {
+      ranks_.push_back(OwnRank(axes_[g], moments_.empty() ? 0 : moments_[g].rows));
     }
-    ranks_ = AgreeOnRanks(std::move(ranks_), config.rank_policy);
+    ranks_ = AgreeOnRanks(std::move(ranks_), config_.rank_policy);
     // Units of joined heads may differ in width.
     for (size_t g = 0; g < ranks_.size(); ++g) {
       ranks_[g] = std::min(ranks_[g], static_cast<int>(axes_[g].variance.size()));
     }
-  }
-
-  SideCodec Make(int page_tokens) const {
     const std::vector<std::vector<uint8_t>> bits = Bits();
     SideCodec side;
     for (size_t g = 0; g < layer_.groups.size(); ++g) {
@@ -165,6 +172,8 @@ class SideFit {
   const SideMethod& method_;
   const CodeOrder order_;
   const LayerMoments& layer_;
+  const std::vector<Moments>&moments_, &metrics_;  // of its groups, or none
+  const int dim_;
   const double budget_;  // of codes + scales, bits per element (bits=auto)
   const bool exact_;     // latents stay fp16 whatever the method
   std::vector<PrincipalAxes> axes_;
@@ -226,7 +235,7 @@ SideBits EqualBits(const KVCacheConfig& config, int dim_k, int dim_v) {
 std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const MethodRow& method,
                                            int dim_k, int dim_v, SideBits bits,
                                            const LayerMoments& moments,
-                                           const MemoryAccountPtr& account) {
+                                           const MemoryAccountPtr& account, int threads) {
   const int page_tokens = std::max(kBlockTokens, config.group_size);
   auto codec = std::make_shared<LayerCodec>();
   codec->units = moments.units;
@@ -235,16 +244,20 @@ std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const Me
                                static_cast<size_t>(codec->units[u].last - codec->units[u].first),
                                static_cast<int>(u));
   }
-  codec->k = SideFit(config, method.keys, CodeOrder::kForScores, dim_k, moments, moments.k,
-                     moments.q, bits.k, config.only.layer >= 0 && config.only.values)
-                 .Make(page_tokens);
+  const bool one_side = config.only.layer >= 0;
+  const std::vector<Moments> none;
+  SideFit sides[] = {{config, method.keys, CodeOrder::kForScores, dim_k, moments, moments.k,
+                      moments.q, bits.k, one_side && config.only.values},
+                     {config, method.values, CodeOrder::kForSums, dim_v, moments, moments.v, none,
+                      bits.v, one_side && !config.only.values}};
+  ParallelFor(threads, 2 * static_cast<int64_t>(moments.groups.size()),
+              [&](int64_t i) { sides[i % 2].FitGroup(static_cast<size_t>(i / 2)); });
+  codec->k = sides[0].Make(page_tokens);
   for (size_t g = 0; g < moments.k_means.size(); ++g) {
     codec->k.groups[g].rotated_means = moments.k_means[g];
     codec->k.groups[g].mean.clear();
   }
-  codec->v = SideFit(config, method.values, CodeOrder::kForSums, dim_v, moments, moments.v, {},
-                     bits.v, config.only.layer >= 0 && !config.only.values)
-                 .Make(page_tokens);
+  codec->v = sides[1].Make(page_tokens);
   std::vector<const PagePlan*> k_plans, v_plans;
   for (const int g : codec->k.group_of_unit) k_plans.push_back(&codec->k.groups[g].plan);
   for (const int g : codec->v.group_of_unit) v_plans.push_back(&codec->v.groups[g].plan);

@@ -83,7 +83,7 @@ SideBits EqualBits(const KVCacheConfig& config, int dim_k, int dim_v);
 std::shared_ptr<const LayerCodec> FitLayer(const KVCacheConfig& config, const MethodRow& method,
                                            int dim_k, int dim_v, SideBits bits,
                                            const LayerMoments& moments,
-                                           const MemoryAccountPtr& account);
+                                           const MemoryAccountPtr& account, int threads = 1);
 
 // The pages of the exact window: every head raw, in 16 or 32 bits.
 struct WindowFormat {
