@@ -1,5 +1,6 @@
 #include "base/memory.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -27,6 +28,16 @@ std::string FormatBytes(int64_t bytes) {
   return text;
 }
 
+namespace {
+
+void RaiseTo(int64_t value, std::atomic<int64_t>& peak) {
+  int64_t known = peak.load(std::memory_order_relaxed);
+  while (value > known && !peak.compare_exchange_weak(known, value, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
 void MemoryAccount::Add(int64_t bytes) {
   const int64_t now = allocated_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
   if (limit_ > 0 && now > limit_) {
@@ -34,9 +45,22 @@ void MemoryAccount::Add(int64_t bytes) {
     throw MemoryError("the cache would need " + FormatBytes(now) + ", its limit max_bytes is " +
                       FormatBytes(limit_));
   }
-  int64_t peak = peak_.load(std::memory_order_relaxed);
-  while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
-  }
+  RaiseTo(now, peak_);
+}
+
+void MemoryAccount::AddToHeap(int64_t bytes) {
+  RaiseTo(heap_.fetch_add(bytes, std::memory_order_relaxed) + bytes, heap_peak_);
+}
+
+void MemoryAccount::ReturnFreedMemory() {
+  constexpr int64_t kAtLeast = 1 << 20, kPart = 64;
+  const int64_t now = heap_.load(std::memory_order_relaxed);
+  const int64_t freed = heap_peak_.load(std::memory_order_relaxed) - now;
+  if (freed < std::max(kAtLeast, allocated() / kPart)) return;
+  heap_peak_.store(now, std::memory_order_relaxed);
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }
 
 namespace {
@@ -47,26 +71,24 @@ size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kA
 
 }  // namespace
 
-void ReturnFreedMemory() {
-#ifdef __GLIBC__
-  malloc_trim(0);
-#endif
-}
-
-// Aligned by hand: glibc before 2.38 does not take a freed aligned block for a new one of the same
-// size, so that pages which come and go would grow the heap without end.
+// By calloc: memory that is fresh from the system is zero, and is touched where it is used, by many
+// threads. Aligned by hand: glibc before 2.38 does not take a freed aligned block for a new one of
+// the same size, so that pages which come and go would grow the heap without end.
 Buffer::Buffer(const MemoryAccountPtr& account, size_t bytes)
     : charge_(account, static_cast<int64_t>(RoundUp(bytes))),
-      block_(std::malloc(RoundUp(bytes) + kAlignment)),
+      block_(std::calloc(1, RoundUp(bytes) + kAlignment)),
       size_(RoundUp(bytes)) {
   if (!block_)
     throw MemoryError("out of memory: no " + FormatBytes(static_cast<int64_t>(bytes)) +
                       " for the cache");
   const auto address = reinterpret_cast<uintptr_t>(block_);
   data_ = static_cast<uint8_t*>(block_) + (kAlignment - address % kAlignment) % kAlignment;
-  std::memset(data_, 0, size_);
+  if (account) account->AddToHeap(charge_.bytes());
 }
 
-Buffer::~Buffer() { std::free(block_); }
+Buffer::~Buffer() {
+  std::free(block_);
+  if (charge_.account()) charge_.account()->RemoveFromHeap(charge_.bytes());
+}
 
 }  // namespace palu

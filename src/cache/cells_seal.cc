@@ -10,7 +10,6 @@ namespace palu {
 namespace {
 
 constexpr uint32_t kAll = ~0u;
-constexpr int64_t kManyTokens = 384;  // packed at once
 
 }  // namespace
 
@@ -101,10 +100,8 @@ void Cells::Seal() {
   if (!context_->method->encodes()) return;
   if (!fitted()) Fit();
   if (!fitted()) return;
-  size_t packed = 0;
   for (Stream& stream : streams_) {
     const std::vector<int64_t> frames = DueFrames(stream);
-    packed += frames.size();
     for (size_t i = 0; i < frames.size();) {
       size_t end = i + 1;
       while (end < frames.size() && frames[end] / slab_frames() == frames[i] / slab_frames()) ++end;
@@ -112,8 +109,7 @@ void Cells::Seal() {
       i = end;
     }
   }
-  // The exact blocks of a prompt lie scattered in the heap, which would stay as large as it was.
-  if (static_cast<int64_t>(packed) * frame_cells() >= kManyTokens) ReturnFreedMemory();
+  if (context_->account) context_->account->ReturnFreedMemory();
 }
 
 CacheStats Cells::Stats() const {
