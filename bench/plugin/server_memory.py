@@ -7,7 +7,7 @@
 Without --plugin it measures the stock f16 cache. Prints one JSON line: resident bytes after the start and after every
 slot is full, and the bytes of the cache: with the plug-in what its summary (SIGUSR1) says, else what llama.cpp's log
 says. rss_other is what a server takes beside its cache: one of 1,024 cells that has read a prompt of 1,000 tokens, less
-its own cache.
+its own cache, and with the compute buffers of the full one, which grow with the cells of a slot (the mask).
 """
 
 import argparse
@@ -21,7 +21,8 @@ from llama_server import Server  # noqa: E402
 
 
 def start(options, cells, slots):
-    arguments = ["-c", str(cells), "-np", str(slots), "--no-kv-unified", "--cache-ram", "0", "-fa", "on"]
+    arguments = ["-c", str(cells), "-np", str(slots), "--no-kv-unified", "--cache-ram", "0", "-fa", "on",
+                 "-lv", "4"]
     return Server(options.server, options.model, arguments, options.plugin, options.cache if options.plugin else None,
                   options.threads, stock=(), environment={}, patience=3600)
 
@@ -34,9 +35,16 @@ def fill(server, tokens, slot):
     return reply["tokens_evaluated"] + reply["tokens_predicted"]
 
 
-def cache_bytes(server, options):
-    lines = server.summary() if options.plugin else re.findall("KV buffer size = .*", server.text())
+def mebibytes(lines):
     return int(sum(float(re.search(r"([0-9.]+) MiB", line)[1]) for line in lines) * 2**20)
+
+
+def cache_bytes(server, options):
+    return mebibytes(server.summary() if options.plugin else re.findall("KV buffer size = .*", server.text()))
+
+
+def compute_bytes(server):
+    return mebibytes(re.findall("compute buffer size = .*", server.text()))
 
 
 def main():
@@ -55,11 +63,12 @@ def main():
     with start(options, 1024, 1) as server:
         tokens = server.post("/tokenize", {"content": text})[1]["tokens"]
         fill(server, tokens[:1000], 0)
-        other = server.resident() - cache_bytes(server, options)
+        other = server.resident() - cache_bytes(server, options) - compute_bytes(server)
 
     with start(options, options.cells, options.slots) as server:
+        other += compute_bytes(server)
         result = {"cache": options.cache if options.plugin else "stock f16", "cells": options.cells,
-                  "rss_other": other, "rss_start": server.resident()}
+                  "rss_other": other, "compute_bytes": compute_bytes(server), "rss_start": server.resident()}
         per_slot = options.cells // options.slots
         result["tokens"] = 0
         for slot in range(options.slots):

@@ -53,7 +53,7 @@ void MemoryAccount::AddToHeap(int64_t bytes) {
 }
 
 void MemoryAccount::ReturnFreedMemory() {
-  constexpr int64_t kAtLeast = 1 << 20, kPart = 64;
+  constexpr int64_t kAtLeast = 1 << 20, kPart = 128;
   const int64_t now = heap_.load(std::memory_order_relaxed);
   const int64_t freed = heap_peak_.load(std::memory_order_relaxed) - now;
   if (freed < std::max(kAtLeast, allocated() / kPart)) return;
