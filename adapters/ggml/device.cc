@@ -11,7 +11,9 @@ namespace {
 
 class PaluBackend : public Backend {
  public:
-  explicit PaluBackend(const Host& host) : host_(host) {}
+  PaluBackend(const Host& host, bool shares_threads) : host_(host) {
+    threads_.shared = shares_threads;
+  }
 
   ggml_status Compute(std::span<ggml_tensor* const> nodes) override {
     for (ggml_tensor* node : nodes) {
@@ -21,7 +23,7 @@ class PaluBackend : public Backend {
     }
     return GGML_STATUS_SUCCESS;
   }
-  void SetThreads(int threads) override { threads_ = threads; }
+  void SetThreads(int threads) override { threads_.count = threads; }
 
  private:
   static void TellUsed() {
@@ -30,12 +32,13 @@ class PaluBackend : public Backend {
   }
 
   const Host& host_;
-  int threads_ = 0;
+  Threads threads_;
 };
 
 class PaluDevice : public Device {
  public:
-  explicit PaluDevice(const Host& host) : host_(host) {}
+  PaluDevice(const Host& host, bool shares_threads)
+      : host_(host), shares_threads_(shares_threads) {}
 
   const char* Name() const override { return "PALU"; }
   const char* Description() const override { return "KV cache of packed latents, on the CPU"; }
@@ -48,14 +51,19 @@ class PaluDevice : public Device {
   }
   bool SupportsOp(const ggml_tensor* op) const override { return Supports(host_, op); }
   std::unique_ptr<Buffer> NewBuffer(size_t size) override { return KvBuffer::Make(host_, size); }
-  std::unique_ptr<Backend> NewBackend() override { return std::make_unique<PaluBackend>(host_); }
+  std::unique_ptr<Backend> NewBackend() override {
+    return std::make_unique<PaluBackend>(host_, shares_threads_);
+  }
 
  private:
   const Host host_;
+  const bool shares_threads_;
 };
 
 }  // namespace
 
-std::unique_ptr<Device> MakeDevice(const Host& host) { return std::make_unique<PaluDevice>(host); }
+std::unique_ptr<Device> MakeDevice(const Host& host, bool shares_threads) {
+  return std::make_unique<PaluDevice>(host, shares_threads);
+}
 
 }  // namespace palu::ggml

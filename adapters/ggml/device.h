@@ -9,7 +9,8 @@
 
 namespace palu::ggml {
 
-std::unique_ptr<Device> MakeDevice(const Host& host);
+// shares_threads: abi_threads.h.
+std::unique_ptr<Device> MakeDevice(const Host& host, bool shares_threads);
 
 }  // namespace palu::ggml
 

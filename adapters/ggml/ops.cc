@@ -210,13 +210,15 @@ bool Supports(const Host& host, const ggml_tensor* t) {
   return false;
 }
 
-ggml_status Run(const Host& host, ggml_tensor* t, int threads) {
+ggml_status Run(const Host& host, ggml_tensor* t, const Threads& threads) {
+  constexpr int64_t kPrompt = 32;  // tokens that are worth a second pool of threads
   const int op = static_cast<int>(t->op);
   const Ops& ops = host.ops;
   const bool attends = op == ops.flash_attn_ext;
   const Kv kv = Find(attends ? t->src[1] : t);
   if (!kv || (op != ops.set_rows && op != ops.rope && !attends)) return GGML_STATUS_SUCCESS;
-  kv.buffer->SetThreads(threads);
+  const bool alone = !threads.shared && t->src[0]->ne[1] < kPrompt;
+  kv.buffer->SetThreads(alone ? 1 : threads.count);
   try {
     if (op == ops.set_rows) {
       SetRows(host, kv, t);

@@ -13,9 +13,15 @@ namespace palu::ggml {
 // every token. Learns heads and rotation of the layers from the nodes.
 bool Supports(const Host& host, const ggml_tensor* node);
 
-// Runs one node. Errors of the input or of memory are said and returned as a status; a context
-// shift that fails ends the program, since llama.cpp would go on with wrong positions.
-ggml_status Run(const Host& host, ggml_tensor* node, int threads);
+struct Threads {
+  int count = 0;       // 0 = all
+  bool shared = true;  // with ggml: abi_threads.h
+};
+
+// Runs one node, a few tokens on one thread where threads are not shared. Errors of the input or of
+// memory are said and returned as a status; a context shift that fails ends the program, since
+// llama.cpp would go on with wrong positions.
+ggml_status Run(const Host& host, ggml_tensor* node, const Threads& threads);
 
 }  // namespace palu::ggml
 

@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "ggml/abi.h"
+#include "ggml/abi_threads.h"
 #include "ggml/config.h"
 #include "ggml/device.h"
 #include "ggml/report.h"
@@ -37,8 +38,13 @@ ggml_backend_reg* Load(const void* caller) {
   } catch (const std::exception& error) {
     Refuse(std::string("PALU_CACHE: ") + error.what());
   }
+  const bool shares_threads = SharesThreads(host, reinterpret_cast<const void*>(&Load));
+  if (!shares_threads) {
+    Say("this ggml has threads of its own (it was built without libgomp): answers are computed on "
+        "one thread, only prompts on all; a llama.cpp with OpenMP, compiled by gcc, is faster");
+  }
   InstallSummarySignal();
-  ggml_backend_reg* const registration = MakeRegistration(host, MakeDevice(host));
+  ggml_backend_reg* const registration = MakeRegistration(host, MakeDevice(host, shares_threads));
   if (registration == nullptr) Say("serves another ggml of this process already; not loaded again");
   return registration;
 }

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "ggml/abi_cpu.h"
+#include "ggml/abi_threads.h"
 
 namespace {
 
@@ -490,6 +491,34 @@ TEST_F(ProbeTest, TensorsOfAnotherLayoutAreRefused) {
   };
   const std::string refusal = Refusal({{"ggml_new_tensor_4d", Address(make)}});
   EXPECT_NE(refusal.find("fields of ggml_tensor"), std::string::npos) << refusal;
+}
+
+// ---- threads
+
+bool Has(const std::vector<std::string>& all, const std::string& name) {
+  return std::find(all.begin(), all.end(), name) != all.end();
+}
+
+TEST(Threads, LibrariesThatAnObjectNeedsAreRead) {
+  EXPECT_TRUE(Has(palu::ggml::NeededLibraries(Address(Has)), "libc.so.6"));
+  const int on_the_stack = 0;
+  EXPECT_TRUE(palu::ggml::NeededLibraries(&on_the_stack).empty());
+}
+
+TEST_F(ProbeTest, ThreadsAreSharedWithAnObjectOfTheSameOpenMp) {
+  const auto probed = ProbeHost();
+  ASSERT_TRUE(std::holds_alternative<Host>(probed));
+  Host host = std::get<Host>(probed);
+  const auto& f = host.functions;
+  const void* const cpu = f.reg_proc_address(f.dev_reg(f.dev_by_type(palu::ggml::kCpuDevice)),
+                                             "ggml_backend_set_n_threads");
+  ASSERT_NE(cpu, nullptr);
+  const bool has_openmp = Has(palu::ggml::NeededLibraries(cpu), "libgomp.so.1");
+  EXPECT_EQ(palu::ggml::SharesThreads(host, cpu), has_openmp);
+  // The loader needs nothing at all.
+  EXPECT_FALSE(palu::ggml::SharesThreads(host, dlsym(RTLD_DEFAULT, "_r_debug")));
+  host.functions.dev_by_type = [](int) -> ggml_backend_device* { return nullptr; };
+  EXPECT_TRUE(palu::ggml::SharesThreads(host, cpu));
 }
 
 }  // namespace
