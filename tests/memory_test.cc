@@ -1,5 +1,15 @@
 // Memory: reported bytes are the allocator's, for one cache and a whole model; bytes per token as
 // counted by hand; the peak.
+#include <sys/prctl.h>
+#include <unistd.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include <fstream>
+#include <numeric>
+
+#include "palu/cell_cache.h"
 #include "test_util.h"
 
 namespace palu {
@@ -10,6 +20,18 @@ using namespace test;
 void ExpectCounted(const KVCache& cache) {
   EXPECT_EQ(KVCacheBuilder::Memory(cache).allocated_bytes, cache.nbytes());
   EXPECT_GE(KVCacheBuilder::Memory(cache).peak_bytes, cache.nbytes());
+}
+
+// [1, H, n, D] as a host of cells has it: [n][H * D].
+Floats TokenRows(const Floats& x, const Dims& dims) {
+  Floats rows(x.size());
+  for (int64_t h = 0; h < dims.heads; ++h) {
+    for (int64_t t = 0; t < dims.tokens; ++t) {
+      std::copy_n(&x[(h * dims.tokens + t) * dims.dim], dims.dim,
+                  &rows[(t * dims.heads + h) * dims.dim]);
+    }
+  }
+  return rows;
 }
 
 class MemoryOfOne : public testing::TestWithParam<std::string> {};
@@ -282,6 +304,88 @@ TEST(MemoryPeak, TheFitHoldsNoSecondCopy) {
   EXPECT_LE(KVCacheBuilder::Memory(cache).peak_bytes,
             before + s.basis_bytes + slab + sink_page + tables);
   EXPECT_LT(cache.nbytes(), before * 2 / 3);
+}
+
+// ---- the process ----
+
+int64_t ResidentBytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t all = 0, resident = 0;
+  file >> all >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+// A prompt of 4,096 tokens in chunks of 512, layer by layer, that stays exact until its end and is
+// packed then: the exact blocks of all layers lie among each other in the heap.
+constexpr int64_t kPrompt = 4096, kChunk = 512, kAnswer = 32;
+constexpr char kPacksLate[] = "palu:fit_tokens=4110";
+
+ModelShape TheModel() {
+  ModelShape shape = ModelShape::Uniform(kLayers, kHeads, kDim);
+  shape.threads = 2;
+  return shape;
+}
+
+// append(layer, first token, tokens); nbytes(): of all layers.
+template <typename Append, typename Bytes>
+void ExpectTheProcessShrinks(const Append& append, const Bytes& nbytes) {
+#ifdef PALU_TEST_SANITIZED
+  GTEST_SKIP() << "sanitizers keep freed memory";
+#endif
+#ifndef __GLIBC__
+  GTEST_SKIP() << "only glibc is asked to give memory back";
+#else
+  prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);  // a huge page is all there when one byte is
+  malloc_trim(0);                         // what earlier tests left
+  const int64_t start = ResidentBytes() - nbytes();
+  for (int64_t at = 0; at < kPrompt; at += kChunk) {
+    for (int layer = 0; layer < kLayers; ++layer) append(layer, at, kChunk);
+  }
+  const int64_t full = ResidentBytes() - start;
+  for (int layer = 0; layer < kLayers; ++layer) append(layer, kPrompt, kAnswer);
+  const int64_t packed = ResidentBytes() - start;
+  EXPECT_LT(nbytes(), full / 2);
+  // A mebibyte may stay for later, and threads keep their scratch memory.
+  EXPECT_LT(packed, nbytes() * 21 / 20 + (2 << 20))
+      << "resident " << packed << ", reported " << nbytes() << ", before packing " << full;
+#endif
+}
+
+TEST(MemoryOfTheProcess, ShrinksWhenAPromptIsPacked) {
+  const Dims dims{1, kHeads, kPrompt + kAnswer, kDim};
+  const RopeParams rope = Rope(kDim);
+  const Floats k = RopedKeys(dims, rope, 13), v = Gaussian(dims.size(), 14);
+  std::vector<KVCache> caches =
+      KVCacheBuilder::ForModel(TheModel(), KVCacheConfig::Parse(kPacksLate));
+  ExpectTheProcessShrinks(
+      [&](int layer, int64_t at, int64_t n) {
+        Feed(caches[layer], k, dims, v, dims, at, n, &rope);
+        caches[layer].Seal();
+      },
+      [&] { return KVCacheBuilder::Memory(caches[0]).allocated_bytes; });
+}
+
+TEST(MemoryOfTheProcess, ShrinksWhenCellsArePacked) {
+  const Dims dims{1, kHeads, kPrompt + kAnswer, kDim};
+  const RopeParams rope = Rope(kDim);
+  const Floats k = TokenRows(RopedKeys(dims, rope, 13), dims),
+               v = TokenRows(Gaussian(dims.size(), 14), dims);
+  std::vector<CellCache> caches =
+      KVCacheBuilder::CellsForModel(TheModel(), KVCacheConfig::Parse(kPacksLate), 2 * kPrompt, 1);
+  std::vector<int64_t> cells(2 * kPrompt);
+  std::iota(cells.begin(), cells.end(), 0);
+  ExpectTheProcessShrinks(
+      [&](int layer, int64_t at, int64_t n) {
+        const int64_t row = at * kHeads * kDim;
+        caches[layer].PutKeys({.cells = &cells[at], .n = n, .rows = &k[row], .rope = &rope});
+        caches[layer].PutValues({.cells = &cells[at], .n = n, .rows = &v[row]});
+        caches[layer].Seal();
+      },
+      [&] {
+        int64_t sum = 0;
+        for (const CellCache& cache : caches) sum += cache.nbytes();
+        return sum;
+      });
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ class Buffer {
 
  private:
   MemoryCharge charge_;
-  void* block_;    // of malloc
+  void* block_;    // of calloc
   uint8_t* data_;  // the aligned part
   size_t size_;
 };

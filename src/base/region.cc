@@ -19,6 +19,10 @@ Region::Region(size_t bytes) : bytes_(bytes) {
                       " for the cache");
   }
   data_ = static_cast<uint8_t*>(data);
+#ifdef MADV_NOHUGEPAGE
+  // A huge page would be 2 MiB of memory for the first byte, where a slab is a tenth of that.
+  madvise(data, bytes, MADV_NOHUGEPAGE);
+#endif
 }
 
 Region::Region(Region&& other) noexcept

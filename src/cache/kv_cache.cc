@@ -86,6 +86,7 @@ void KVCache::Seal() {
     throw;
   }
   for (Sequence& sequence : sequences) sequence.Seal();
+  impl_->context->account->ReturnFreedMemory();
 }
 
 KVCache::KV KVCache::Reconstruct(DType dtype) const {
