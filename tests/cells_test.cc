@@ -294,6 +294,33 @@ TEST(Cells, AMemoryLimitStopsThePutAndKeepsWhatIsThere) {
   EXPECT_LE(KVCacheBuilder::Memory(host.cache()).allocated_bytes, 100000);
 }
 
+// A list of positions is the last thing that a put may find no memory for.
+TEST(Cells, AKeyThatIsThereIsTheOneThatCame) {
+  constexpr int64_t kCells = 96;
+  const std::vector<int64_t> cells = From(0, kCells);
+  std::vector<int32_t> positions(kCells);
+  for (int i = 0; i < kCells; ++i) positions[i] = 2 * i;  // a list for every block
+  const Floats rows = Gaussian(kCells * kHeads * kDim, 17);
+  int64_t there = -1, smaller = 0;
+  for (int64_t limit = 64; there < kCells; limit += 64) {
+    Host host({.name = "", .config = "fp16:max_bytes=" + std::to_string(limit)}, 17);
+    CellCache& cache = host.cache();
+    try {
+      cache.PutKeys(
+          {.cells = cells.data(), .n = kCells, .rows = rows.data(), .positions = positions.data()});
+    } catch (const MemoryError&) {
+    }
+    const int64_t exact = cache.nbytes() / (2 * kHeads * kDim * 2);  // cells that have their place
+    if (exact < kCells) continue;                                    // nothing was written
+    cache.PutValues({.cells = cells.data(), .n = kCells, .rows = rows.data()});
+    there = cache.Stats().tokens;
+    smaller += there < kCells;
+    const Floats keys = host.Rows(false, 0, kCells);
+    for (int64_t i = 0; i < there * kHeads * kDim; ++i) ASSERT_NEAR(keys[i], rows[i], 2e-3);
+  }
+  EXPECT_GT(smaller, 0) << "no limit stopped a put at a list";
+}
+
 TEST(Cells, AQueryThatSeesNoCellGetsZeros) {
   Host host({.name = "", .config = kQuick}, 16);
   host.Put(0, 0, From(0, 200));

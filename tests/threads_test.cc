@@ -83,6 +83,22 @@ TEST(ThreadRuns, LongDecodeGivesTheSameBits) {
   for (const int threads : {2, 3, 8}) EXPECT_EQ(run(threads), one);
 }
 
+// The rows of a long fit are summed in parts.
+TEST(ThreadRuns, ALongFitGivesTheSameBits) {
+  const Dims dims{1, 2, 1300, 32};
+  const RopeParams rope = Rope(32);
+  const Floats k = RopedKeys(dims, rope, 27), v = Gaussian(dims.size(), 28);
+  const auto run = [&](int threads) {
+    KVCache cache = MakeCache("palu:fit_tokens=1250", 2, 32, {.threads = threads});
+    Feed(cache, k, dims, v, dims, 0, 1300, &rope);
+    cache.Seal();
+    EXPECT_GT(cache.Stats().encoded_tokens, 0);
+    return Take(cache);
+  };
+  const Snapshot one = run(1);
+  for (const int threads : {2, 3, 8}) EXPECT_EQ(run(threads), one);
+}
+
 // Threads that end and start again in every layer cost a decode step nine tenths of its speed on
 // sixteen cores.
 TEST(Pool, FewTasksLeaveTheOtherThreadsAlive) {

@@ -7,7 +7,8 @@
 Without --plugin it measures the stock f16 cache. Prints one JSON line: resident bytes after the start and after every
 slot is full, and the bytes of the cache: with the plug-in what its summary (SIGUSR1) says, else what llama.cpp's log
 says. rss_other is what a server takes beside its cache: one of 1,024 cells that has read a prompt of 1,000 tokens, less
-its own cache, and with the compute buffers of the full one, which grow with the cells of a slot (the mask).
+its own cache, and with the compute buffers of the full one, which grow with the cells of a slot (the mask); all of them
+are taken to be in use.
 """
 
 import argparse
@@ -44,7 +45,8 @@ def cache_bytes(server, options):
 
 
 def compute_bytes(server):
-    return mebibytes(re.findall("compute buffer size = .*", server.text()))
+    last = dict(re.findall(r"(\S+) (compute buffer size = .*)", server.text()))  # of each backend
+    return mebibytes(last.values())
 
 
 def main():

@@ -61,8 +61,9 @@ class CellCache {
 
   // First seals what earlier calls left, then writes. Keys come before the values of the same
   // cells; both before the attention that sees them. A chunk is exact for its own queries.
-  // Errors: InputError (a cell that does not exist, NaN, Inf, beyond fp16), MemoryError. Cost: one
-  // copy to fp16; an overwritten packed block is decoded.
+  // Errors: InputError (a cell that does not exist or is given twice, NaN, Inf, beyond fp16);
+  // MemoryError, after which some of the cells may be written. Cost: one copy to fp16; an
+  // overwritten packed block is decoded.
   void PutKeys(const CellRows& rows);
   void PutValues(const CellRows& rows);
   // Packs the blocks that are due; PutKeys does it too.

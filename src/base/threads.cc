@@ -58,6 +58,12 @@ class Tasks {
     }
   }
   void Rethrow() { errors_.Rethrow(); }
+  // Of one stage.
+  int64_t most() const {
+    int64_t n = 0;
+    for (const Stage& stage : stages_) n = std::max(n, stage.n);
+    return n;
+  }
 
  private:
   void AwaitEnded(int64_t tasks) const {
@@ -80,10 +86,11 @@ void RunOnThreads(int threads, Tasks& tasks) {
 #pragma omp parallel num_threads(threads)
   tasks.Work();
 #else
-  std::vector<std::thread> pool;
-  for (int t = 1; t < threads; ++t) pool.emplace_back([&] { tasks.Work(); });
+  std::vector<std::jthread> pool;
+  for (int t = 1; t < std::min<int64_t>(threads, tasks.most()); ++t) {
+    pool.emplace_back([&] { tasks.Work(); });
+  }
   tasks.Work();
-  for (std::thread& thread : pool) thread.join();
 #endif
 }
 
@@ -104,15 +111,13 @@ void ParallelFor(int threads, int64_t n, const std::function<void(int64_t)>& bod
 }
 
 void ParallelStages(int threads, std::span<const Stage> stages) {
-  const bool shared =
-      threads > 1 && std::any_of(stages.begin(), stages.end(), [](auto& s) { return s.n > 1; });
-  if (!shared) {
+  Tasks tasks(stages);
+  if (threads <= 1 || tasks.most() <= 1) {
     for (const Stage& stage : stages) {
       for (int64_t i = 0; i < stage.n; ++i) stage.body(i);
     }
     return;
   }
-  Tasks tasks(stages);
   RunOnThreads(threads, tasks);
   tasks.Rethrow();
 }

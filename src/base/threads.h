@@ -13,9 +13,10 @@ int ResolveThreads(int requested);
 
 // Calls body(i) once for every i in [0, n), from up to `threads` threads, in any order; returns
 // when all are done. Every result must depend on i alone, never on the thread: that is what makes
-// the library deterministic. An exception from a body is rethrown after all others have ended.
+// the library deterministic. After an exception no body begins any more; it is rethrown when those
+// that run have ended.
 // Cost with OpenMP: waking `threads` threads, even if n is smaller (a smaller team would end the
-// others, and starting them again costs a hundred times as much).
+// others, and starting them again costs a hundred times as much). Without: starting threads.
 void ParallelFor(int threads, int64_t n, const std::function<void(int64_t)>& body);
 
 struct Stage {

@@ -13,7 +13,7 @@ namespace palu {
 namespace {
 
 // Of one task. Each starts with reads that nothing foresaw, so they are long, unless there would be
-// few of them. Their number may depend on the cache alone: the same for any number of threads.
+// few of them. What is long depends on what the call can see, never on the number of threads.
 constexpr int64_t kRunTokens = 1024, kShortRunTokens = 512, kFewTasks = 16;
 // Below so many multiply-adds a call is not worth waking threads.
 constexpr int64_t kSerialWork = 1 << 18;
@@ -136,8 +136,8 @@ void AddDecodeTasks(const AttendCall& call, int unit, std::vector<DecodeTask>& t
   int64_t begin, end, unused;
   call.Visible(0, begin, unused);
   call.Visible(call.n - 1, unused, end);
-  const int64_t run =
-      call.units.size() * call.view.size < kFewTasks * kRunTokens ? kShortRunTokens : kRunTokens;
+  const auto visible = static_cast<int64_t>(call.units.size()) * (end - begin);
+  const int64_t run = visible < kFewTasks * kRunTokens ? kShortRunTokens : kRunTokens;
   for (const Segment& segment : call.view.segments) {
     const int page_tokens = segment.layout->page_tokens;
     const int64_t step = run / page_tokens;

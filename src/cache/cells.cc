@@ -21,7 +21,7 @@ namespace {
 
 void CheckDistinct(const LayerShape& shape, const CellRows& rows) {
   const int64_t* const end = rows.cells + rows.n;
-  if (std::is_sorted(rows.cells, end, std::less_equal())) return;
+  if (std::adjacent_find(rows.cells, end, std::greater_equal()) == end) return;
   std::vector<int64_t> sorted(rows.cells, end);
   std::sort(sorted.begin(), sorted.end());
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
@@ -49,6 +49,7 @@ void Cells::Clear() {
   refit_ = {};
   rope_ = {};
   k_energy_ = v_energy_ = {};
+  context_->account->ReturnFreedMemory();
 }
 
 Cells::Place Cells::Find(int64_t cell) const {
@@ -241,20 +242,24 @@ void Cells::Put(bool values, const CellRows& rows) {
 }
 
 void Cells::Write(bool values, const CellRows& rows) {
+  // First, as what follows may find no memory for a position, and would leave cells that are there
+  // but hold nothing.
+  ParallelFor(context_->threads, PagesFor(rows.n, kRowsAtOnce), [&](int64_t part) {
+    WriteRows(values, rows, part * kRowsAtOnce, std::min(rows.n, (part + 1) * kRowsAtOnce));
+  });
   for (int64_t i = 0; i < rows.n; ++i) {
     const Place place = Find(rows.cells[i]);
     Stream& stream = streams_[place.stream];
     Block& block = stream.blocks[place.cell / kBlockTokens];
     if (!values) {
-      SetPosition(stream, place.cell,
-                  rows.positions ? rows.positions[i] : static_cast<int32_t>(place.cell));
+      MakingRoom([&] {
+        SetPosition(stream, place.cell,
+                    rows.positions ? rows.positions[i] : static_cast<int32_t>(place.cell));
+      });
       block.written = ++stream.clock;
     }
     (values ? block.values : block.keys) |= 1u << place.cell % kBlockTokens;
   }
-  ParallelFor(context_->threads, PagesFor(rows.n, kRowsAtOnce), [&](int64_t part) {
-    WriteRows(values, rows, part * kRowsAtOnce, std::min(rows.n, (part + 1) * kRowsAtOnce));
-  });
 }
 
 void Cells::WriteRows(bool values, const CellRows& rows, int64_t begin, int64_t end) {

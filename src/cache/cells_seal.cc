@@ -109,7 +109,7 @@ void Cells::Seal() {
       i = end;
     }
   }
-  if (context_->account) context_->account->ReturnFreedMemory();
+  context_->account->ReturnFreedMemory();
 }
 
 CacheStats Cells::Stats() const {

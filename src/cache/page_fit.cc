@@ -127,11 +127,12 @@ bool FitSample::averaged() const {
 void FitSample::Add(const FitRows& rows) {
   // One task per (unit, side, part of the rows); summed in that order afterwards, so that nothing
   // depends on the threads. A part makes up for its moments, which are width^2 numbers.
-  constexpr int64_t kPartRows = 512, kRowsPerChannel = 8;
+  constexpr int64_t kPartRows = 512, kRowsPerChannel = 8, kMostParts = 16;
   const auto n = static_cast<int64_t>(rows.positions.size());
   const int dim = std::max(context_.shape.head_dim_k, context_.shape.head_dim_v);
   const int64_t width = int64_t{dim} * (layer_.units[0].last - layer_.units[0].first);
-  const int64_t part = std::max(kPartRows, kRowsPerChannel * width);
+  const int64_t part =
+      std::max({kPartRows, kRowsPerChannel * width, (n + kMostParts - 1) / kMostParts});
   const int64_t parts = std::max<int64_t>(1, (n + part - 1) / part);
   std::vector<Moments> moments(2 * layer_.units.size() * static_cast<size_t>(parts), Moments(0));
   ParallelFor(context_.threads, static_cast<int64_t>(moments.size()), [&](int64_t i) {
