@@ -50,8 +50,8 @@ tests() {  # tests NAME COMMAND...
   [ "${total:-0}" -gt 0 ] || die "$current ran no test"
   printf 'ok  %4d s  %s: %d tests\n' $((SECONDS - start)) "$current" "$total"
   # gtest prints the place, then the reason.
-  [ "$skip" = 0 ] || grep -hA1 ': Skipped$' build/*/Testing/Temporary/LastTest.log | grep -v ': Skipped$\|^--$' |
-    sort -u | sed "s/^/            $skip skipped: /" || true
+  [ "$skip" = 0 ] || grep -hA1 ': Skipped$' "build/${current#test-}/Testing/Temporary/LastTest.log" |
+    grep -v ': Skipped$\|^--$' | sort | uniq -c | sed -E 's/^ *([0-9]+) /            \1 skipped: /' || true
 }
 
 check_format() {
