@@ -38,18 +38,21 @@ std::vector<std::string> NeededLibraries(const void* address) {
   return names;
 }
 
+bool ShareOpenMp(const void* ours, const void* theirs) {
+  const std::vector<std::string> needed = NeededLibraries(ours), all = NeededLibraries(theirs);
+  return std::any_of(needed.begin(), needed.end(), [&](const std::string& name) {
+    const bool is_openmp =
+        name.starts_with("libgomp.") || name.starts_with("libomp.") || name.starts_with("libiomp");
+    return is_openmp && std::find(all.begin(), all.end(), name) != all.end();
+  });
+}
+
 bool SharesThreads(const Host& host, const void* own) {
   const Functions& f = host.functions;
   ggml_backend_device* const cpu = f.dev_by_type(kCpuDevice);
   const void* const code =
       cpu != nullptr ? f.reg_proc_address(f.dev_reg(cpu), "ggml_backend_set_n_threads") : nullptr;
-  if (code == nullptr) return true;
-  const std::vector<std::string> ours = NeededLibraries(own), theirs = NeededLibraries(code);
-  return std::any_of(ours.begin(), ours.end(), [&](const std::string& name) {
-    const bool is_openmp =
-        name.starts_with("libgomp.") || name.starts_with("libomp.") || name.starts_with("libiomp");
-    return is_openmp && std::find(theirs.begin(), theirs.end(), name) != theirs.end();
-  });
+  return code == nullptr || ShareOpenMp(own, code);
 }
 
 }  // namespace palu::ggml

@@ -13,9 +13,13 @@ namespace palu::ggml {
 // told.
 std::vector<std::string> NeededLibraries(const void* address);
 
-// Whether the object around `own` and the host's CPU backend use one OpenMP runtime, and so one
-// pool of threads. Two pools compete for the cores, and each waits for threads that the other keeps
-// from running. True where the host has no CPU backend to ask.
+// Whether the loaded objects around two addresses use one OpenMP runtime, and so one pool of
+// threads. Two pools compete for the cores, and each waits for threads that the other keeps from
+// running.
+bool ShareOpenMp(const void* ours, const void* theirs);
+
+// The same for the object around `own` and the host's CPU backend. True where there is no CPU
+// backend to ask.
 bool SharesThreads(const Host& host, const void* own);
 
 }  // namespace palu::ggml

@@ -5,6 +5,7 @@
 #include "llama/driver.h"
 #include "llama/hooks.h"
 #include "llama/log.h"
+#include "llama/session.h"
 #include "palu/errors.h"
 
 namespace palu::llama {
@@ -22,7 +23,7 @@ KVCacheConfig MakeConfig(const SessionOptions& options) {
 ModelShape MakeShape(const Model::Impl& model, const SessionOptions& options) {
   ModelShape shape = model.shape;
   if (options.context > 0) shape.context = options.context;
-  shape.threads = ResolveThreads(options.threads);
+  shape.threads = SharesThreads() ? ResolveThreads(options.threads) : 1;
   return shape;
 }
 

@@ -1,10 +1,13 @@
 #include "llama/session.h"
 
+#include <ggml-backend.h>
+
 #include <algorithm>
 #include <limits>
 #include <new>
 #include <utility>
 
+#include "ggml/abi_threads.h"
 #include "llama/driver.h"
 #include "llama/model_impl.h"
 #include "llama/self_test.h"
@@ -221,5 +224,17 @@ void Session::SetQueryObserver(QueryObserver observer) {
   impl_->driver->SetQueryObserver(std::move(observer));
 }
 std::span<const KVCache> Session::caches() const { return impl_->driver->caches(); }
+
+bool SharesThreads() {
+  static const bool shares = [] {
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    if (cpu == nullptr) return true;
+    const void* const code = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu),
+                                                               "ggml_backend_set_n_threads");
+    return code == nullptr ||
+           ggml::ShareOpenMp(reinterpret_cast<const void*>(&SharesThreads), code);
+  }();
+  return shares;
+}
 
 }  // namespace palu::llama

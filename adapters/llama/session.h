@@ -51,6 +51,10 @@ using QueryObserver =
 
 enum class LogitRows { kNone, kLast, kAll };
 
+// Whether libllama and palu use one OpenMP runtime. If not, sessions compute attention on our cache
+// on one thread, as two pools keep each other from running.
+bool SharesThreads();
+
 // Threads: one at a time.
 class Session {
  public:

@@ -57,7 +57,11 @@ std::string ToText(const RunReport& r) {
                                     SpeedText(r.decode_tok_s)));
   text += Line("peak memory", FormatBytes(r.peak_rss_bytes));
   text += Line("cache", r.cache);
-  text += Line("kernels", fmt::format("{}, {} threads", r.kernels, r.threads));
+  text += Line("kernels", fmt::format("{}, {} threads{}", r.kernels, r.threads,
+                                      llama::SharesThreads()
+                                          ? ""
+                                          : "; attention on one, as this libllama was built "
+                                            "without libgomp"));
   return text;
 }
 
