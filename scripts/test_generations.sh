@@ -15,13 +15,13 @@ JOBS=${JOBS:-2}
 NEWEST=$DEPS/llama  # the pinned release: its headers make the plug-in
 
 # Generation, llama-cpp-python, hash of its source package, options of cmake. The last is the pinned release again, with
-# its backends as libraries of their own, as llama.cpp's own binaries have them.
+# its backends as libraries of their own, as llama.cpp's own binaries have them, and threads of its own.
 TABLE="
 2025-07 0.3.16 34ed0f9bd9431af045bb63d9324ae620ad0536653740e9bb163a2e1fcb973be6
 2025-09 0.3.20 70f01b7d915d31c617dc66610a332cb2d51cde84c8b152d09a352206323616f5
 2026-04 0.3.34 d849d286d808284f1d3ec1bd6875572430d29d1f9574a010232caa4e9cef0e35
 2026-08 0.3.35 1139dbb54509074b70893fab8554e3b079aa9f4d312058ce4018ef0019e3de12
-2026-08 0.3.36 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF
+2026-08 0.3.36 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF -DGGML_OPENMP=OFF
 "
 
 fetch() {  # fetch VERSION HASH: the sources, in $OUT/VERSION/source
