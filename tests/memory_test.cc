@@ -22,18 +22,6 @@ void ExpectCounted(const KVCache& cache) {
   EXPECT_GE(KVCacheBuilder::Memory(cache).peak_bytes, cache.nbytes());
 }
 
-// [1, H, n, D] as a host of cells has it: [n][H * D].
-Floats TokenRows(const Floats& x, const Dims& dims) {
-  Floats rows(x.size());
-  for (int64_t h = 0; h < dims.heads; ++h) {
-    for (int64_t t = 0; t < dims.tokens; ++t) {
-      std::copy_n(&x[(h * dims.tokens + t) * dims.dim], dims.dim,
-                  &rows[(t * dims.heads + h) * dims.dim]);
-    }
-  }
-  return rows;
-}
-
 class MemoryOfOne : public testing::TestWithParam<std::string> {};
 
 TEST_P(MemoryOfOne, NbytesIsTheAllocatorsCountAtEveryStep) {
@@ -368,8 +356,8 @@ TEST(MemoryOfTheProcess, ShrinksWhenAPromptIsPacked) {
 TEST(MemoryOfTheProcess, ShrinksWhenCellsArePacked) {
   const Dims dims{1, kHeads, kPrompt + kAnswer, kDim};
   const RopeParams rope = Rope(kDim);
-  const Floats k = TokenRows(RopedKeys(dims, rope, 13), dims),
-               v = TokenRows(Gaussian(dims.size(), 14), dims);
+  const Floats k = TokenMajor(RopedKeys(dims, rope, 13), dims),
+               v = TokenMajor(Gaussian(dims.size(), 14), dims);
   std::vector<CellCache> caches =
       KVCacheBuilder::CellsForModel(TheModel(), KVCacheConfig::Parse(kPacksLate), 2 * kPrompt, 1);
   std::vector<int64_t> cells(2 * kPrompt);
