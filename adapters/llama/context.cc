@@ -75,4 +75,6 @@ int ResolveThreads(int threads) {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
+int AttentionThreads(int threads) { return SharesThreads() ? ResolveThreads(threads) : 1; }
+
 }  // namespace palu::llama

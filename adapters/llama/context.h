@@ -53,6 +53,8 @@ class Context {
 
 // Cores to use for `threads` (0 = all).
 int ResolveThreads(int threads);
+// The same for attention on our cache: one where SharesThreads() is false.
+int AttentionThreads(int threads);
 
 }  // namespace palu::llama
 

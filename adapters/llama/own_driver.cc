@@ -5,7 +5,6 @@
 #include "llama/driver.h"
 #include "llama/hooks.h"
 #include "llama/log.h"
-#include "llama/session.h"
 #include "palu/errors.h"
 
 namespace palu::llama {
@@ -23,7 +22,7 @@ KVCacheConfig MakeConfig(const SessionOptions& options) {
 ModelShape MakeShape(const Model::Impl& model, const SessionOptions& options) {
   ModelShape shape = model.shape;
   if (options.context > 0) shape.context = options.context;
-  shape.threads = SharesThreads() ? ResolveThreads(options.threads) : 1;
+  shape.threads = AttentionThreads(options.threads);
   return shape;
 }
 

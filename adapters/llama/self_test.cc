@@ -10,7 +10,6 @@
 #include "llama/driver.h"
 #include "llama/hooks.h"
 #include "llama/log.h"
-#include "llama/session.h"
 #include "palu/builder.h"
 #include "palu/errors.h"
 
@@ -77,7 +76,7 @@ struct RunResult {
 RunResult Run(const Model::Impl& model, const std::vector<Token>& tokens, bool shadow,
               int threads) {
   ModelShape shape = model.shape;
-  shape.threads = SharesThreads() ? threads : 1;
+  shape.threads = AttentionThreads(threads);
   std::vector<KVCache> caches = KVCacheBuilder::ForModel(shape, KVCacheConfig::Parse("fp32"));
   Hooks hooks(model.layers, caches);
   Context context(model.model.get(), {.cells = 256,
